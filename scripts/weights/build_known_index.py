@@ -9,11 +9,12 @@ viruses, which are only in the index. ``build_lineages.py`` has written the line
 viruses. ``--leave-out`` names folders of catalogues that are measured
 as unknown, for a test before their sequences are in the index.
 
-The index has k-mers of stretches of 25 codons or more, which are coding or may be: one in two of
-those that several species have, and of the others one in six, or one in 12 if no genome with the
-k-mer is shorter than 50 kb. All are chosen by hash. Relatives share the first, and fragments of
-known viruses the others. Left out are k-mers with fewer than four different residues. K-mers that a
-cell has, too, are in the index as cellular.
+The index has k-mers of stretches of 25 codons or more, which are coding or may be. The scanner of
+known.c samples one k-mer in two. All sampled k-mers of several species are in the index. Of the
+others it has two in five, or one in six if no genome with the k-mer is shorter than 50 kb.
+Relatives share the first, and fragments of known viruses the others. Left out are k-mers with fewer
+than six different residues, which cells have by chance. K-mers that a cell has, too, are in the
+index as cellular.
 
 A species is a set of viruses with one name, one genome, or half of their k-mers in common. Each
 figure counts fragments. Viruses are looked up once as they are, and once without the k-mers that

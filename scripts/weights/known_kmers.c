@@ -27,21 +27,20 @@ int add_virus(const uint8_t *digits, int64_t n, const uint8_t *is_coding,
               int32_t owner, uint8_t is_short, int32_t *latest, uint8_t *n_species,
               int32_t *owners, uint8_t *is_of_short) {
     uint8_t residues[2][N_CODES];
-    uint64_t batch[BATCH];
+    uint64_t both[2];
+    int is_sampled[2];
     Scan scan = {0};
     fill_residues(residue_of, residues);
     for (int64_t position = 0; position < n - 2; position++) {
-        int n_here = next_kmers(&scan, digits, position + 1, residues, UINT64_MAX, batch);
-        int has_forward = scan.n_forward[position % 3] >= KMER;
-        for (int i = 0; i < n_here; i++) {
-            int strand = i == 0 && has_forward ? 0 : 1;
+        read_codon(&scan, digits, residues, both, is_sampled);
+        for (int strand = 0; strand < 2; strand++) {
             int64_t slot;
-            if (!(is_coding[position] >> strand & 1) || !batch[i])
+            if (!is_sampled[strand] || !(is_coding[position] >> strand & 1) || !both[strand])
                 continue;
-            slot = slot_of(hashes, n_slots, batch[i]);
+            slot = slot_of(hashes, n_slots, both[strand]);
             if (!hashes[slot] || latest[slot] != species)
                 n_species[slot] += n_species[slot] < UINT8_MAX;
-            hashes[slot] = batch[i];
+            hashes[slot] = both[strand];
             latest[slot] = species;
             if (owner && owners[slot] != owner)
                 owners[slot] = owners[slot] ? SEVERAL : owner;
@@ -115,18 +114,17 @@ int list_coding_kmers(const uint8_t *digits, int64_t n, const uint8_t *is_coding
                       const uint8_t *residue_of, uint64_t limit, uint64_t *hashes,
                       int64_t *n_kmers) {
     uint8_t residues[2][N_CODES];
-    uint64_t batch[BATCH];
+    uint64_t both[2];
+    int is_sampled[2];
     Scan scan = {0};
     fill_residues(residue_of, residues);
     *n_kmers = 0;
     for (int64_t position = 0; position < n - 2; position++) {
-        int n_here = next_kmers(&scan, digits, position + 1, residues, UINT64_MAX, batch);
-        int has_forward = scan.n_forward[position % 3] >= KMER;
-        for (int i = 0; i < n_here; i++) {
-            int strand = i == 0 && has_forward ? 0 : 1;
-            if (is_coding[position] >> strand & 1 && batch[i] && batch[i] <= limit)
-                hashes[(*n_kmers)++] = batch[i];
-        }
+        read_codon(&scan, digits, residues, both, is_sampled);
+        for (int strand = 0; strand < 2; strand++)
+            if (is_sampled[strand] && is_coding[position] >> strand & 1 && both[strand] &&
+                both[strand] <= limit)
+                hashes[(*n_kmers)++] = both[strand];
     }
     return 0;
 }

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scorer_manifest import NAMELESS, Groups, Row
 
-from virnucpro.core.numeric import BoolArray, IntArray
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.open_codes import Digits, encode
 from virnucpro.viral.features import RESIDUE_OF_CODE
 from virnucpro.viral.windows import Windows, find_stretches
@@ -30,11 +30,13 @@ SHORTEST_STRETCH = 25  # codons
 STRETCH_PIECE = 10_000  # bases searched for stretches at once
 BASES_AT_ONCE = 3_000_000
 SHORT_GENOME = 50_000  # bases
-RATE_OF_SEVERAL, RATE_OF_SHORT, RATE_OF_LONG = 1 / 2, 1 / 6, 1 / 12  # of k-mers in the sample
-FEWEST_RESIDUES = 4  # different ones in a k-mer
+RATE_OF_SEVERAL, RATE_OF_SHORT, RATE_OF_LONG = 1, 2 / 5, 1 / 6  # of sampled k-mers in the index
+FEWEST_RESIDUES = 6  # different ones in a k-mer
+WORDS = range(6)  # words of four residues in a k-mer, from its end
+MIDDLE_WORD = 2
 REFERENCE = "reference"  # kind of the viruses of FASTA files
 SAME_SPECIES = 0.5  # share of the k-mers of the shorter genome
-SPECIES_RATE = 1 / 40  # of the k-mers that are compared to join species
+SPECIES_RATE = 1 / 20  # of sampled k-mers that are compared to join species
 MOST_OF_KMER = 300  # genomes with a k-mer that is compared
 MOST_UNKNOWN = 0.05  # letters other than bases in a sequence
 # segments of polydnaviruses have genes of their hosts, wasps
@@ -135,19 +137,44 @@ def is_sampled(
     """
     rate = np.where(is_short, RATE_OF_SHORT, RATE_OF_LONG)
     rate[n_species > 1] = RATE_OF_SEVERAL
-    shares = (hashes >> np.uint64(32)).astype(np.float64) / 2**32
-    is_chosen: BoolArray = (hashes > 0) & (n_species > 0) & (shares < rate)
+    is_chosen: BoolArray = (hashes > 0) & (n_species > 0)
     chosen = np.flatnonzero(is_chosen)
-    is_chosen[chosen] = different_residues(hashes[chosen]) >= FEWEST_RESIDUES
+    kmers = invert_hashes(hashes[chosen])
+    is_chosen[chosen] = sampling_order(hashes[chosen], kmers) < rate[chosen]
+    is_chosen[chosen] &= different_residues(kmers) >= FEWEST_RESIDUES
     return is_chosen
 
 
-def different_residues(hashes: NDArray[np.uint64]) -> IntArray:
-    """The number of different residues of each k-mer; the hash of known.c is inverted. (n,)"""
+def invert_hashes(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The k-mer of each hash of known.c. (n,)"""
     kmers = hashes ^ (hashes >> np.uint64(32))
     kmers *= np.uint64(pow(0x94D049BB133111EB, -1, 1 << 64))
     kmers ^= (kmers >> np.uint64(29)) ^ (kmers >> np.uint64(58))
     kmers *= np.uint64(pow(0xBF58476D1CE4E5B9, -1, 1 << 64))
+    return kmers
+
+
+def sampling_order(hashes: NDArray[np.uint64], kmers: NDArray[np.uint64]) -> FloatArray:
+    """Numbers from 0 to 1 of sampled k-mers: those below a rate are in the index. (n,)
+
+    The k-mers whose middle word has the lowest rank, one in three, come first, since they overlap
+    by six residues at most.
+    """
+    ranks = [word_ranks(kmers, word) for word in WORDS]
+    others = [rank for word, rank in enumerate(ranks) if word != MIDDLE_WORD]
+    is_middle = ranks[MIDDLE_WORD] < np.minimum.reduce(others)
+    shares = (hashes >> np.uint64(32)).astype(np.float64) / 2**32
+    return np.where(is_middle, shares / 3, 1 / 3 + shares * 2 / 3)
+
+
+def word_ranks(kmers: NDArray[np.uint64], word: int) -> NDArray[np.uint32]:
+    """The ranks by which known.c compares the words of each k-mer. (n,)"""
+    words = (kmers >> np.uint64(5 * word)).astype(np.uint32) & np.uint32(2**20 - 1)
+    return (words * np.uint32(0x9E3779B1) + np.uint32(0x7F4A7C15)) >> np.uint32(16)
+
+
+def different_residues(kmers: NDArray[np.uint64]) -> IntArray:
+    """The number of different residues in each k-mer. (n,)"""
     seen = np.zeros(len(kmers), dtype=np.uint32)
     for shift in range(0, 45, 5):
         seen |= np.uint32(1) << ((kmers >> np.uint64(shift)) & np.uint64(31)).astype(np.uint32)

@@ -14,7 +14,12 @@ import pytest
 from build_known_index import index_tensors
 from conftest import open_dna, random_dna
 from forkserver_runner import run_script, virnucpro
-from known_kmers import different_residues, organism_of
+from known_kmers import (
+    different_residues,
+    invert_hashes,
+    organism_of,
+    sampling_order,
+)
 from run_helpers import rows
 from safetensors.numpy import save_file
 from scorer_run_helpers import predict, write
@@ -64,14 +69,26 @@ def hash_of(kmer: str) -> int:
 
 
 @cache
+def is_sampled(kmer: str) -> bool:
+    """Return whether the four-residue word with the lowest rank has an even offset from the end."""
+    ranks = []
+    for first in range(5, -1, -1):
+        word = 0
+        for residue in kmer[first : first + 4]:
+            word = word << 5 | AMINO_ACIDS.index(residue)
+        ranks.append((word * 0x9E3779B1 + 0x7F4A7C15) % 2**32 >> 16)
+    return min(ranks[::2]) < min(ranks[1::2])
+
+
+@cache
 def kmers_with_centres(bases: str) -> list[tuple[str, float]]:
-    """Return the 9-residue k-mers of all six frames, with their centres on the forward strand."""
+    """Return the sampled k-mers of all six frames, with their centres on the forward strand."""
     found = []
     for strand, text in enumerate((bases, reverse_complement(bases))):
         for first in range(len(text) - 26):
             codons = [text[i : i + 3] for i in range(first, first + 27, 3)]
             residues = "".join(STANDARD.meanings.get(codon, "*") for codon in codons)
-            if set(residues) <= set(AMINO_ACIDS):
+            if set(residues) <= set(AMINO_ACIDS) and is_sampled(residues):
                 centre = first + 13.5
                 found.append((residues, len(text) - centre if strand else centre))
     return found
@@ -206,12 +223,17 @@ def test_protein_lookup_equals_plain_python(viruses, limit):
         hash_of(k): own for bases, own in viruses.items() for k, _ in kmers_with_centres(bases)
     }
     parts = [protein_of(bases) for bases in (*viruses, dna(60_000, 12))]
-    proteins = [parts[0][:8], parts[1], "".join(parts[:4]) + parts[0], "".join(reversed(parts))]
+    proteins = [
+        parts[0][:8],
+        parts[1],
+        parts[0] + parts[1][:99] + parts[2] + parts[3],
+        "".join(reversed(parts)),
+    ]
     hits = index.look_up_proteins(Proteins.from_sequences(proteins))
     assert hits.record.tolist() == [0, 1, 2, 3, 3, 3]  # above 15,000 residues: three windows
     for record, protein in enumerate(proteins):
         kmers = [protein[i : i + 9] for i in range(len(protein) - 8)]
-        hashes = [hash_of(k) for k in kmers if set(k) <= set(AMINO_ACIDS)]
+        hashes = [hash_of(k) for k in kmers if set(k) <= set(AMINO_ACIDS) and is_sampled(k)]
         hashes = [value for value in hashes if value <= limit]
         found = [owners[value] for value in set(hashes) if value in owners]
         is_own = hits.record == record
@@ -244,7 +266,19 @@ def test_window_counts_are_odd():
 def test_inverted_hash_gives_residues():
     kmers = ("ACDEFGHIK", "AAAAAAAAC", "YYYYYYYYY")
     hashes = np.array([hash_of(kmer) for kmer in kmers], dtype=np.uint64)
-    assert different_residues(hashes).tolist() == [9, 2, 1]
+    assert different_residues(invert_hashes(hashes)).tolist() == [9, 2, 1]
+
+
+def test_middle_kmers_come_first_and_overlap_little():
+    protein = protein_of(dna(60_000, 12)).replace("X", "")
+    kmers = [protein[i : i + 9] for i in range(len(protein) - 8)]
+    places = np.array([i for i, kmer in enumerate(kmers) if is_sampled(kmer)])
+    hashes = np.array([hash_of(kmers[place]) for place in places], dtype=np.uint64)
+    order = sampling_order(hashes, invert_hashes(hashes))
+    assert 0.47 < len(places) / len(kmers) < 0.53
+    for rate in (1 / 6, 1 / 3, 2 / 5, 1):
+        assert (order < rate).mean() == pytest.approx(rate, abs=0.03)
+    assert np.diff(places[order < 1 / 3]).min() == 3
 
 
 # The rule

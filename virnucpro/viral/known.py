@@ -39,7 +39,7 @@ from virnucpro.viral.networks import load_tensors
 from virnucpro.viral.proteins import Proteins
 from virnucpro.viral.windows import Windows
 
-FORMAT = 2
+FORMAT = 3
 BUCKET_BITS = 22
 REST_BITS = 12
 NODE_BITS = 12
@@ -129,7 +129,7 @@ class KnownIndex:
     sizes: NDArray[np.uint8]  # (2**22 / 2,) entries of two buckets, four bits each
     entries: NDArray[np.uint8]  # (3 n + PADDING,) bits of the hash, and the node
     nodes: Nodes
-    limit: int  # highest hash in the sample
+    limit: int  # highest hash of a k-mer that is looked up
     owners: tuple[str, ...]  # names of families, then clusters. Index 0 is empty
     # for a known window, hits in one family: the minimum, an offset, and k-mers per further hit
     needed: tuple[int, float, float]

@@ -3,8 +3,13 @@
  * A k-mer is nine residues without a stop or an unknown base. Both strands are translated in all
  * frames by the standard code, so a record and its reverse complement have the same k-mers. A
  * residue has five bits, and a k-mer 45. Its hash is a bijection of 64 bits, so equal hashes are
- * equal k-mers. The sample is all k-mers whose hash is at most a limit, so every sequence samples
- * the same ones.
+ * equal k-mers.
+ *
+ * Every sequence samples the same k-mers, about one in two. A k-mer has six words of four residues,
+ * and a rank is a hash of a word. A k-mer is sampled if a word at an even offset from its end has a
+ * lower rank than all words at odd offsets, and if its hash is at most a limit. Two k-mers that
+ * overlap by eight residues are thus seldom both sampled, and two hits are seldom a single match by
+ * chance. These are a kind of syncmers (Edgar 2021, doi:10.7717/peerj.10805).
  *
  * The index is a hash table. The lowest bits of a hash choose a bucket, and the next ones are
  * stored in its entries, with the node of the k-mer: a taxon and an owner. `firsts` has the first
@@ -38,6 +43,8 @@
 enum {
     KMER = 9, /* residues */
     RESIDUE_BITS = 5,
+    WORD = 4, /* residues; their ranks decide which k-mers are sampled */
+    RANK_BITS = 16,
     BATCH = 256, /* k-mers that are looked up together */
     BUCKET_BITS = 22,
     REST_BITS = 12,
@@ -55,6 +62,7 @@ enum {
 };
 
 static const uint64_t KMER_MASK = (UINT64_C(1) << KMER * RESIDUE_BITS) - 1;
+static const uint64_t WORD_MASK = (UINT64_C(1) << WORD * RESIDUE_BITS) - 1;
 
 typedef struct {
     const int32_t *firsts;
@@ -65,11 +73,18 @@ typedef struct {
     uint64_t limit;
 } Index;
 
+/* The ranks of the latest words of a frame. */
+typedef struct {
+    uint64_t latest; /* four ranks, the latest one in the lowest bits */
+    uint32_t lowest; /* rank of the latest word and of those two and four words before it */
+} Ranks;
+
 /* The state of reading a row of bases from its first to its last codon. */
 typedef struct {
     uint64_t forward[3], reverse[3];    /* the latest residues of each frame */
     int32_t n_forward[3], n_reverse[3]; /* residues since the last stop */
-    int64_t position;                   /* of the next codon */
+    Ranks forward_ranks[3], reverse_ranks[3];
+    int64_t position; /* of the next codon */
     int frame;
 } Scan;
 
@@ -102,26 +117,65 @@ static void fill_residues(const uint8_t *residue_of, uint8_t residues[2][N_CODES
     }
 }
 
+static uint32_t lower_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+/* Add the next word. It is at one end of a k-mer with six words.
+ *
+ * Return a number below 0 if this word, or the one two or four words before it, has a lower rank
+ * than the other three words of the k-mer, and a number above 0 if one of the others has. */
+static int64_t add_word(Ranks *ranks, uint64_t word) {
+    const uint64_t mask = (UINT64_C(1) << RANK_BITS) - 1;
+    uint32_t rank = ((uint32_t)word * UINT32_C(0x9E3779B1) + UINT32_C(0x7F4A7C15)) >> RANK_BITS;
+    uint32_t before = ranks->lowest;
+    ranks->lowest = lower_of(rank, lower_of(ranks->latest >> RANK_BITS & mask,
+                                            (uint32_t)(ranks->latest >> 3 * RANK_BITS)));
+    ranks->latest = ranks->latest << RANK_BITS | rank;
+    return (int64_t)ranks->lowest - before;
+}
+
+/* Add a residue behind the latest one; return whether the k-mer that ends with it is sampled. */
+static int add_residue(uint64_t *kmer, int32_t *n_residues, Ranks *ranks, uint64_t residue) {
+    *kmer = (*kmer << RESIDUE_BITS | residue) & KMER_MASK;
+    *n_residues = residue < N_RESIDUES ? *n_residues + 1 : 0;
+    return (add_word(ranks, *kmer & WORD_MASK) < 0) & (*n_residues >= KMER);
+}
+
+/* Add a residue before the latest one; return whether the k-mer that begins with it is sampled. */
+static int add_residue_before(uint64_t *kmer, int32_t *n_residues, Ranks *ranks,
+                              uint64_t residue) {
+    *kmer = *kmer >> RESIDUE_BITS | residue << (KMER - 1) * RESIDUE_BITS;
+    *n_residues = residue < N_RESIDUES ? *n_residues + 1 : 0;
+    return (add_word(ranks, *kmer >> (KMER - WORD) * RESIDUE_BITS) > 0) & (*n_residues >= KMER);
+}
+
+/* Read the next codon; write the hashes of its k-mers on both strands, and whether they are
+ * sampled. */
+static inline void read_codon(Scan *scan, const uint8_t *digits,
+                              const uint8_t residues[2][N_CODES], uint64_t hashes[2],
+                              int is_sampled[2]) {
+    const uint8_t *codon = digits + scan->position++;
+    int code = 25 * codon[0] + 5 * codon[1] + codon[2], frame = scan->frame;
+    is_sampled[0] = add_residue(&scan->forward[frame], &scan->n_forward[frame],
+                                &scan->forward_ranks[frame], residues[0][code]);
+    is_sampled[1] = add_residue_before(&scan->reverse[frame], &scan->n_reverse[frame],
+                                       &scan->reverse_ranks[frame], residues[1][code]);
+    hashes[0] = hash_kmer(scan->forward[frame]);
+    hashes[1] = hash_kmer(scan->reverse[frame]);
+    scan->frame = frame == 2 ? 0 : frame + 1;
+}
+
 /* Read codons before `end` until the batch is nearly full. Each adds up to two k-mers. */
 static int next_kmers(Scan *scan, const uint8_t *digits, int64_t end,
                       const uint8_t residues[2][N_CODES], uint64_t limit, uint64_t *hashes) {
     int n_kmers = 0;
-    for (; scan->position < end && n_kmers < BATCH - 1; scan->position++) {
-        const uint8_t *codon = digits + scan->position;
-        int code = 25 * codon[0] + 5 * codon[1] + codon[2], frame = scan->frame;
-        uint64_t ahead = residues[0][code], back = residues[1][code], hash;
-        scan->forward[frame] = (scan->forward[frame] << RESIDUE_BITS | ahead) & KMER_MASK;
-        scan->reverse[frame] =
-            scan->reverse[frame] >> RESIDUE_BITS | back << (KMER - 1) * RESIDUE_BITS;
-        scan->n_forward[frame] = ahead < N_RESIDUES ? scan->n_forward[frame] + 1 : 0;
-        scan->n_reverse[frame] = back < N_RESIDUES ? scan->n_reverse[frame] + 1 : 0;
-        hash = hash_kmer(scan->forward[frame]);
-        hashes[n_kmers] = hash;
-        n_kmers += (scan->n_forward[frame] >= KMER) & (hash <= limit); /* unpredictable: no branch */
-        hash = hash_kmer(scan->reverse[frame]);
-        hashes[n_kmers] = hash;
-        n_kmers += (scan->n_reverse[frame] >= KMER) & (hash <= limit);
-        scan->frame = frame == 2 ? 0 : frame + 1;
+    while (scan->position < end && n_kmers < BATCH - 1) {
+        uint64_t both[2];
+        int is_sampled[2];
+        read_codon(scan, digits, residues, both, is_sampled);
+        for (int strand = 0; strand < 2; strand++) { /* unpredictable: no branch */
+            hashes[n_kmers] = both[strand];
+            n_kmers += is_sampled[strand] & (both[strand] <= limit);
+        }
     }
     return n_kmers;
 }
@@ -369,11 +423,10 @@ static void read_protein(const Index *index, Scan *scan, const uint8_t *residues
     while (scan->position < end) {
         int n_kmers = 0;
         for (; scan->position < end && n_kmers < BATCH; scan->position++) {
-            uint64_t residue = residues[scan->position], hash;
-            scan->forward[0] = (scan->forward[0] << RESIDUE_BITS | residue) & KMER_MASK;
-            scan->n_forward[0] = residue < N_RESIDUES ? scan->n_forward[0] + 1 : 0;
-            hash = hash_kmer(scan->forward[0]);
-            if (scan->n_forward[0] >= KMER && hash <= index->limit)
+            int is_sampled = add_residue(&scan->forward[0], &scan->n_forward[0],
+                                         &scan->forward_ranks[0], residues[scan->position]);
+            uint64_t hash = hash_kmer(scan->forward[0]);
+            if (is_sampled && hash <= index->limit)
                 hashes[n_kmers++] = hash;
         }
         look_up(index, hashes, n_kmers, hits);
