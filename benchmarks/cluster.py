@@ -126,13 +126,13 @@ def _work(rundir: RunDir, config: PredictConfig) -> TaskTimes:
     manifest = replace(manifest, inputs=tuple(file.with_stamp() for file in manifest.inputs))
     plan = read_plan(rundir, manifest)
     assert plan is not None
-    of_plan, of_rows, n_slices = list[float](), list[float](), len(plan.slices)
+    plan_seconds, row_seconds, n_slices = list[float](), list[float](), len(plan.slices)
     for one in plan.slices:
         with _timed() as seconds:
             part = plan.select_slices([one.index]).plan_slices(
                 Selection(), lambda _: None, HelperPool()
             )
-        of_plan += seconds
+        plan_seconds += seconds
         plan = replace(plan, slice_plans={**plan.slice_plans, **part.slice_plans})
     job = WorkerConfig.from_recipe(rundir, manifest.recipe, config.weights)
     for store in job.stores:
@@ -144,21 +144,21 @@ def _work(rundir: RunDir, config: PredictConfig) -> TaskTimes:
     calls = resolve_calls(config, rundir, manifest.recipe)
     record = record_predict(rundir, config, manifest, calls)
     for one in plan.slices:
-        of_slice = plan.select_slices([one.index])
-        context = predict_context(config, record, calls, of_slice, HelperPool(), lambda _: None)
+        slice_plan = plan.select_slices([one.index])
+        context = predict_context(config, record, calls, slice_plan, HelperPool(), lambda _: None)
         writer = TableWriter(context, Backlog())
-        groups = list(of_slice.group_by_records())
+        groups = list(slice_plan.group_by_records())
         with _timed() as seconds:
             writer.write_rows(groups, writer.count_helpers(groups))
-        of_rows += seconds
+        row_seconds += seconds
     n_tokens = sum(shard.n_residues + 2 * shard.n_embedded for shard in plan.shards)
     return TaskTimes(
         n_reads=plan.counts.n_records,
         n_slices=n_slices,
         n_tokens=n_tokens,
         cut=0.0,
-        plan=median(of_plan[:-1] or of_plan),  # the last one is not full
-        rows=median(of_rows[:-1] or of_rows),
+        plan=median(plan_seconds[:-1] or plan_seconds),  # the last one is not full
+        rows=median(row_seconds[:-1] or row_seconds),
         join=0.0,
     )
 
@@ -180,7 +180,7 @@ def _row_of(
     work = 0.0
     for number in range(n_workers):
         n_shares, ours = WorkShare(number, n_workers).shares(n_slices)
-        shares = [len(of_slice) / n_shares for of_slice in ours.values()]
+        shares = [len(slice_plan) / n_shares for slice_plan in ours.values()]
         embedded = written = times.plan * len(shares)
         for share in shares:
             embedded += embed * share

@@ -29,7 +29,7 @@ from virnucpro.models.packing import PackedBatch, segment_mean
 
 _CPU = torch.device("cpu")
 _STRENGTHS = (None, 0.5, 0.75, 1.0)
-_LEAST = 1e-6  # replaces the maximum of an all-zero channel
+_MIN_SCALE = 1e-6  # replaces the maximum of an all-zero channel
 Place = tuple[int, str]  # layer, and name of a product in it
 
 
@@ -105,8 +105,8 @@ def compare_smoothing(
 
 def channel_scales(largest_inputs: Tensor, weight: Tensor, strength: float) -> Tensor:
     """Return the scale of each input channel. (n_in,), (n_out, n_in) -> (n_in,)"""
-    largest_weights = weight.abs().amax(dim=0).clamp(min=_LEAST)
-    return largest_inputs.clamp(min=_LEAST) ** strength / largest_weights ** (1 - strength)
+    largest_weights = weight.abs().amax(dim=0).clamp(min=_MIN_SCALE)
+    return largest_inputs.clamp(min=_MIN_SCALE) ** strength / largest_weights ** (1 - strength)
 
 
 def _layers(encoder: ESM2) -> list[Layer]:

@@ -23,8 +23,8 @@ from virnucpro.models.attention import TILE_ROWS
 from virnucpro.models.checkpoint import LAYER_NORM_EPS
 from virnucpro.models.esm2.config import ESM2Shape
 
-_OF_16_BITS = 2  # bytes
-_OF_32_BITS = 4
+_BYTES_OF_16_BITS = 2  # bytes
+_BYTES_OF_32_BITS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def _kernels(shape: ESM2Shape) -> Iterator[_Kernel]:
         {"qkv": "*bf16", **tables},
         triton_kernels.sizes_to_rotate(shape.n_heads, shape.head_dim),
         triton_kernels.row_options(dim),
-        2 * 2 * dim * _OF_16_BITS,
+        2 * 2 * dim * _BYTES_OF_16_BITS,
     )
     norm = dict.fromkeys(("x", "weight", "bias", "total", "scales"), "*fp32")
     norm |= dict.fromkeys(("first", "second", "normed"), "*bf16")
@@ -95,7 +95,7 @@ def _kernels(shape: ESM2Shape) -> Iterator[_Kernel]:
             norm,
             triton_kernels.sizes_to_norm(dim, n_added, LAYER_NORM_EPS, keeps_total=keeps_total),
             triton_kernels.row_options(dim),
-            dim * (in_32_bits * _OF_32_BITS + (n_added + 1) * _OF_16_BITS),
+            dim * (in_32_bits * _BYTES_OF_32_BITS + (n_added + 1) * _BYTES_OF_16_BITS),
         )
     integers = dict.fromkeys(("bounds", "starts"), "*i32")
     for name, rotates in (("attention in tiles", False), ("attention in tiles, rotation", True)):
@@ -107,7 +107,7 @@ def _kernels(shape: ESM2Shape) -> Iterator[_Kernel]:
                 shape.n_heads, shape.head_dim, rotates=rotates, block=TILE_ROWS
             ),
             triton_kernels.OPTIONS_TO_ATTEND,
-            4 * dim * _OF_16_BITS,
+            4 * dim * _BYTES_OF_16_BITS,
         )
 
 

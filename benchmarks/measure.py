@@ -242,8 +242,8 @@ def numbers(text: str) -> list[int]:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parts = parser.add_subparsers(required=True)
-    of_models = {"files": files, "peers": peers, "variants": variants, "full": full}
-    for name, measure in of_models.items():
+    model_commands = {"files": files, "peers": peers, "variants": variants, "full": full}
+    for name, measure in model_commands.items():
         part = parts.add_parser(name)
         part.set_defaults(measure=measure)
         part.add_argument("--models", type=model_names, default=["8M"])

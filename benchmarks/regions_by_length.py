@@ -42,7 +42,7 @@ from virnucpro.viral.provirus import regions_from_windows
 from virnucpro.viral.provirus_features import WindowTable
 
 LENGTHS = (10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
-MOST = 40  # contigs per length and host
+MAX_CONTIGS = 40  # contigs per length and host
 SHORTEST_HOST = 500_000
 
 
@@ -69,7 +69,9 @@ def host_starts(one: Chromosome, n_bases: int) -> Iterator[int]:
     """Yield the starts of contigs that have no part of a known element."""
     elements = (*one.truth.prophages, *one.truth.unclear)
     last = len(one.sequence) - n_bases
-    for start in np.linspace(0, last, min(MOST, len(one.sequence) // n_bases)).astype(int).tolist():
+    for start in (
+        np.linspace(0, last, min(MAX_CONTIGS, len(one.sequence) // n_bases)).astype(int).tolist()
+    ):
         if not any(a < start + n_bases and b > start - STEP for a, b in elements):
             yield start
 

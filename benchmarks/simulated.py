@@ -56,7 +56,7 @@ from virnucpro.workflows.predict_options import PredictOptions
 
 _FAMILY = "simulated"  # also the name of this module
 _HASH = "0" * 64  # where no file exists
-_MOST_ROWS = 8192  # in a batch
+_MAX_ROWS = 8192  # in a batch
 _COVERAGE = 4  # of contigs by reads
 
 
@@ -131,7 +131,7 @@ class SimulatedEncoder:
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(1)
-        self.vectors = rng.standard_normal((_MOST_ROWS, self.spec.dim), dtype=np.float32)
+        self.vectors = rng.standard_normal((_MAX_ROWS, self.spec.dim), dtype=np.float32)
 
     @property
     def clock(self) -> float:
@@ -250,12 +250,12 @@ def write_input(fasta: Path, sequences: Iterable[str]) -> Path:
 def _simulate(fasta: Path, row: SimulatedRow, folder: Path) -> SimulatedRow:
     weights = folder / "speed"
     weights.write_text(str(row.speed / row.dilation))
-    watch, cpu_before, of_children = _Watch(), time.process_time(), _cpu_of_children()
+    watch, cpu_before, children_cpu = _Watch(), time.process_time(), _cpu_of_children()
     start = time.monotonic()
     config = config_of(row, fasta, folder / "run", weights)
     run_predict(config, ProcessExecutor(config.resources.devices, SimulatedWorker), watch)
     end, cpu = time.monotonic(), time.process_time()
-    of_children = _cpu_of_children() - of_children
+    children_cpu = _cpu_of_children() - children_cpu
     devices = [json.loads(path.read_text()) for path in folder.glob("cpu*.json")]
     used = [device for device in devices if device["n_tokens"]]
     n_tokens = sum(device["n_tokens"] for device in used)
@@ -273,7 +273,7 @@ def _simulate(fasta: Path, row: SimulatedRow, folder: Path) -> SimulatedRow:
         after=end - watch.last_done,
         cpu_of_worker=sum(d["cpu"] for d in used) / millions,
         cpu_of_parent=(cpu - watch.cpu_before) / millions,
-        cpu_of_helpers=(of_children - sum(d["cpu_with_start"] for d in devices)) / millions,
+        cpu_of_helpers=(children_cpu - sum(d["cpu_with_start"] for d in devices)) / millions,
         cpu_of_plan=(watch.cpu_before - cpu_before) / millions,
         seconds=end - start,
         n_devices_worth=n_tokens / (end - start) / (row.speed / row.dilation),

@@ -377,7 +377,7 @@ class Comparison:
     profile: str
     proteins: Sequence[str]
     repeats: int
-    least_seconds: float = 0.0  # of a repeat, which has as many passes as it takes
+    min_seconds: float = 0.0  # of a repeat, which has as many passes as it takes
     one_by_one: bool = False  # only one model is loaded at a time
 
 
@@ -409,7 +409,7 @@ class _Lane:
     def repeat(self, comparison: Comparison) -> None:
         """Measure once: a pass, or the mean of as many passes as fill the least time."""
         passes: list[Pass] = []
-        while not passes or sum(one.seconds for one in passes) < comparison.least_seconds:
+        while not passes or sum(one.seconds for one in passes) < comparison.min_seconds:
             outcome = self.run(comparison.proteins)
             if outcome is None:
                 return

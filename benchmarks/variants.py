@@ -93,7 +93,7 @@ def compare_variants(
         profile=profile,
         proteins=proteins,
         repeats=3,
-        least_seconds=seconds / 3,
+        min_seconds=seconds / 3,
         one_by_one=True,
     )
     with layouts(setting, 1, len(names)) as places:
@@ -210,9 +210,9 @@ def profile_kernels(
             synchronize(device)
     except FAILURES as error:
         return replace(row, reason=reason_of(error))
-    of_device = device.type == "cuda"
+    is_cuda = device.type == "cuda"
     times = {
-        event.key: (event.self_device_time_total if of_device else event.self_cpu_time_total) / 1e3
+        event.key: (event.self_device_time_total if is_cuda else event.self_cpu_time_total) / 1e3
         for event in recorded.key_averages()
     }
     largest = sorted(times.items(), key=lambda item: -item[1])[:_N_KERNELS]

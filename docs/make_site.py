@@ -26,9 +26,9 @@ import virnucpro
 from virnucpro.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent
-OF_DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOC_PAGES = sorted((ROOT / "docs").glob("*.md"))
 # file of the source: page of the site
-PAGES = {path: path.name for path in OF_DOCS} | {
+PAGES = {path: path.name for path in DOC_PAGES} | {
     ROOT / "README.md": "OVERVIEW.md",
     ROOT / "CONTRIBUTING.md": "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md": "CHANGELOG.md",

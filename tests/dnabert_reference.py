@@ -159,8 +159,8 @@ def forward(
         return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
 
     x = state["embeddings.word_embeddings.weight"][list(ids)]
-    of_type = token_type * state["embeddings.token_type_embeddings.weight"][0]
-    x = norm(x + of_type, "embeddings.LayerNorm")
+    type_embedding = token_type * state["embeddings.token_type_embeddings.weight"][0]
+    x = norm(x + type_embedding, "embeddings.LayerNorm")
     for i in range(N_LAYERS):
         layer, heads = f"encoder.layer.{i}", []
         q, k, v = linear(x, f"{layer}.attention.self.Wqkv").chunk(3, dim=1)

@@ -165,7 +165,7 @@ def our_processes() -> list[psutil.Process]:
             found.append(psutil.Process(child.pid))
     for pid in child_ids():
         with suppress(psutil.NoSuchProcess):
-            if is_ours(child := psutil.Process(pid)):
+            if is_own_process(child := psutil.Process(pid)):
                 found.append(child)
     return found
 
@@ -195,7 +195,7 @@ def kill_ours() -> int:
     return len(ours)
 
 
-def is_ours(process: psutil.Process) -> bool:
+def is_own_process(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return "virnucpro.core.child_process" in " ".join(process.cmdline())
     return False
@@ -322,8 +322,12 @@ def vectors_of_each(folder: Path, recipe: Recipe) -> list[dict[str, NDArray[np.f
     stores = open_stores(folder / "features", recipe.encoders, recipe.fingerprint)
     parts = [[content for *_, content in store.read_files()] for store in stores]
     return [
-        {name: row for part in of_one for name, row in zip(part.ids, part.vectors, strict=True)}
-        for of_one in parts
+        {
+            name: row
+            for part in encoder_parts
+            for name, row in zip(part.ids, part.vectors, strict=True)
+        }
+        for encoder_parts in parts
     ]
 
 

@@ -221,12 +221,12 @@ def features_of(
     sequence = letters_of(text)
     kept, _ = kept_of(sequence, code)
     read = kept[:1] + [stretch for stretch in kept[1:MOST_STRETCHES] if stretch[0] >= LONG]
-    of_each = [codons_of(stretch, sequence, code) for stretch in read]
-    longest = Counter(of_each[0] if of_each else [])
-    long = Counter(codon for codons in of_each for codon in codons)
-    met = [left + right for codons in of_each for left, right in pairwise(codons)]
+    stretch_codons = [codons_of(stretch, sequence, code) for stretch in read]
+    longest = Counter(stretch_codons[0] if stretch_codons else [])
+    long = Counter(codon for codons in stretch_codons for codon in codons)
+    met = [left + right for codons in stretch_codons for left, right in pairwise(codons)]
     met = [six for six in met if "N" not in six]
-    proteins = ["".join(LETTERS.get(codon, "*") for codon in codons) for codons in of_each]
+    proteins = ["".join(LETTERS.get(codon, "*") for codon in codons) for codons in stretch_codons]
     residues = Counter(left + right for left, right in pairwise(proteins[0] if proteins else ""))
     words = [protein[i : i + LENGTH] for protein in proteins for i in range(len(protein) - 8)]
     owners = Counter(owner_of(word) for word in words if "*" not in word)
@@ -367,8 +367,8 @@ def log_odds_in_whole_numbers(
     each, likely = [], []
     for column, (first, second, last), n_viral in [*nets, *filter(None, [prokaryotic])]:
         here = slice(column, column + first[0].shape[1])
-        of_first = first[0], first[1] + first[0] @ moved[here]
-        hidden = _gelus(*_sums(levels[:, here], *of_first, 6 / 127, 128))
+        first_layer = first[0], first[1] + first[0] @ moved[here]
+        hidden = _gelus(*_sums(levels[:, here], *first_layer, 6 / 127, 128))
         hidden = _gelus(*_sums(hidden, *second, 1 / 20, 4))
         sums, worth = _sums(hidden, *last, 1 / 20, 4)
         logits = sums * worth.astype(np.float32).astype(np.float64)
@@ -394,10 +394,10 @@ def _sums(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return integer sums of a layer, and the value of one unit. (n, n_outputs), (n_outputs,)"""
     smallest = np.maximum(abs(bias) / step / 2**22, np.finfo(np.float32).tiny)
-    of_one = np.maximum(abs(weight).max(axis=1) / 63, smallest)
-    numbers = np.rint(weight / of_one[:, None]).astype(np.int64)
-    start = np.rint(bias / (of_one * step)).astype(np.int64)
-    return (levels - zero) @ numbers.T + start, of_one * step
+    unit_scale = np.maximum(abs(weight).max(axis=1) / 63, smallest)
+    numbers = np.rint(weight / unit_scale[:, None]).astype(np.int64)
+    start = np.rint(bias / (unit_scale * step)).astype(np.int64)
+    return (levels - zero) @ numbers.T + start, unit_scale * step
 
 
 def _gelus(sums: NDArray[np.int64], worth: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -98,7 +98,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 # defaults that differ from the command line
 _USUAL: Mapping[str, object] = {"strict": True}
-_OF_EMBED: Mapping[str, object] = {**_USUAL, "pooling": "mean"}  # one value, not a list
+_EMBED_DEFAULTS: Mapping[str, object] = {**_USUAL, "pooling": "mean"}  # one value, not a list
 _REWRITE = with_options("rewrite it: run its command with {resume}")  # for a corrupt table
 
 
@@ -459,7 +459,7 @@ def extract(
     return result
 
 
-@_with_options(ExtractOptions, _EmbedKeywords, _OF_EMBED)
+@_with_options(ExtractOptions, _EmbedKeywords, _EMBED_DEFAULTS)
 def embed(
     sequences: Sequences | None = None,
     model: str | Path | None = None,
@@ -482,7 +482,7 @@ def embed(
     Raises:
         VirnucproError: see ``errors``. A protein without a vector is named in the message.
     """
-    values = {**_OF_EMBED, **_resolve_keywords(options, _EmbedKeywords)}
+    values = {**_EMBED_DEFAULTS, **_resolve_keywords(options, _EmbedKeywords)}
     values |= {"input_type": "protein", "report": False, "model": model and str(model)}
     if options.get("pooling") == "none":
         raise UsageError(

@@ -59,14 +59,14 @@ from train_virus_groups import Viruses, families_of, owners_of
 
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.open_codes import Digits
-from virnucpro.viral.features import RESIDUE_OF_CODE
+from virnucpro.viral.features import RESIDUE_BY_CODON
 from virnucpro.viral.known import (
     BUCKET_BITS,
     BUCKETS_PER_GROUP,
     CELLULAR,
     FORMAT,
-    MOST_CELLULAR,
-    MOST_OF_BUCKET,
+    MAX_BUCKET_ENTRIES,
+    MAX_CELLULAR_PER_VIRAL,
     NEEDED_PER_FAMILY_HIT,
     NODE_BITS,
     PADDING,
@@ -75,12 +75,12 @@ from virnucpro.viral.known import (
 )
 from virnucpro.viral.lineage import load_lineages
 
-FEWEST, OFFSET, KMERS_PER_HIT = 2, 1.5, 600  # hits of a known window: see ``KnownIndex.needed``
+MIN_HITS, OFFSET, KMERS_PER_HIT = 2, 1.5, 600  # hits of a known window: see ``KnownIndex.needed``
 STRENGTHS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 LENGTHS = (150, 300, 500, 1_000, 3_000, 10_000)
 SEEDS = (1, 2)
 NO_GROUP = -2  # as in known_kmers.c
-FEWEST_OF_REFERENCE, SHARE_OF_REFERENCE = 3, 0.7  # k-mers that name the family of a reference
+MIN_REFERENCE_KMERS, SHARE_OF_REFERENCE = 3, 0.7  # k-mers that name the family of a reference
 
 
 # The table of k-mers
@@ -118,7 +118,7 @@ class KmerTable:
         """Add a virus; viruses come in the order of their species."""
         self.library.add_virus(
             *(address_of(digits), ctypes.c_int64(len(digits)), address_of(is_coding)),
-            *(address_of(RESIDUE_OF_CODE), self.n_slots, address_of(self.hashes)),
+            *(address_of(RESIDUE_BY_CODON), self.n_slots, address_of(self.hashes)),
             *map(ctypes.c_int32, (species, owner)),
             *(ctypes.c_uint8(is_short), address_of(self.latest), address_of(self.n_species)),
             *(address_of(self.owner), address_of(self.is_of_short)),
@@ -126,7 +126,7 @@ class KmerTable:
 
     def mark_cell(self, digits: Digits, group: int) -> None:
         self.library.mark_cell(
-            *(address_of(digits), ctypes.c_int64(len(digits)), address_of(RESIDUE_OF_CODE)),
+            *(address_of(digits), ctypes.c_int64(len(digits)), address_of(RESIDUE_BY_CODON)),
             *(self.n_slots, address_of(self.hashes), ctypes.c_int32(group)),
             address_of(self.cells),
         )
@@ -136,7 +136,7 @@ class KmerTable:
         n_kmers, n_found = np.zeros((2, 1), dtype=np.int64)
         slots = np.empty(2 * len(digits), dtype=np.int64)
         self.library.find_slots(
-            *(address_of(digits), ctypes.c_int64(len(digits)), address_of(RESIDUE_OF_CODE)),
+            *(address_of(digits), ctypes.c_int64(len(digits)), address_of(RESIDUE_BY_CODON)),
             *(ctypes.c_uint64(limit_of(RATE_OF_SEVERAL)), self.n_slots),
             *(address_of(self.hashes), address_of(n_kmers), address_of(slots), address_of(n_found)),
         )
@@ -163,11 +163,11 @@ def name_owners(
     rows = [viruses[number].row for number in chosen.tolist()]
     nothing = np.zeros(len(rows), dtype=np.int64)
     columns = Viruses([], rows, family[chosen], family[chosen], family[chosen], nothing)
-    of_chosen, clusters = owners_of(columns)
+    chosen_owners, clusters = owners_of(columns)
     names = [*families_of(columns), *(f"cluster:{name}" for name in clusters)]
     n_nameless = CELLULAR - len(names)
     owner = np.zeros(len(viruses), dtype=np.int64)
-    owner[chosen] = of_chosen
+    owner[chosen] = chosen_owners
     is_nameless = owner == 0
     _, number = np.unique(species[is_nameless], return_inverse=True)
     owner[is_nameless] = len(names) + number % n_nameless
@@ -205,7 +205,7 @@ def name_references(
         owners = table.owner[table.find(virus.digits)[1]]
         counts = np.bincount(owners[(owners > 0) & (owners < n_named)], minlength=n_named)
         best = int(counts.argmax())
-        if counts[best] >= max(FEWEST_OF_REFERENCE, SHARE_OF_REFERENCE * counts.sum()):
+        if counts[best] >= max(MIN_REFERENCE_KMERS, SHARE_OF_REFERENCE * counts.sum()):
             found[number] = best
     return found
 
@@ -233,9 +233,9 @@ class Fragments:
     @property
     def strength(self) -> FloatArray:
         """As in ``KnownIndex.classify``, but 0 for fragments with too many cellular hits."""
-        needed = np.maximum(FEWEST, OFFSET + self.n_kmers / KMERS_PER_HIT)
+        needed = np.maximum(MIN_HITS, OFFSET + self.n_kmers / KMERS_PER_HIT)
         strength = np.maximum(self.n_owner, self.n_viral / NEEDED_PER_FAMILY_HIT) / needed
-        return np.where(self.n_cellular < MOST_CELLULAR * self.n_viral, strength, 0)
+        return np.where(self.n_cellular < MAX_CELLULAR_PER_VIRAL * self.n_viral, strength, 0)
 
 
 def draw_fragments(
@@ -268,11 +268,11 @@ def draw_fragments(
 def print_figures(name: str, kinds: Sequence[str], fragments: Fragments) -> None:
     """Print the share of fragments that are called, by kind and length."""
     is_called = fragments.strength >= 1
-    of_fragment = np.array(kinds)[fragments.sequence]
+    kind_by_fragment = np.array(kinds)[fragments.sequence]
     for kind in ("all", *sorted(set(kinds))):
         figures: list[object] = [name, kind]
         for n_bases in LENGTHS:
-            chosen = (fragments.n_bases == n_bases) & ((of_fragment == kind) | (kind == "all"))
+            chosen = (fragments.n_bases == n_bases) & ((kind_by_fragment == kind) | (kind == "all"))
             n_called, n = int(is_called[chosen].sum()), int(chosen.sum())
             figures.append(f"{n_called}/{n} {n_called / n:.4f}" if n else "")
         print(*figures, sep="\t", flush=True)
@@ -282,12 +282,12 @@ def false_calls(viruses: Fragments, cells: Fragments) -> list[dict[str, object]]
     """The ratio of false to true calls by length and strength, with one more false call."""
     rows = []
     for n_bases in LENGTHS:
-        of_viruses = viruses.strength[viruses.n_bases == n_bases]
-        of_cells = cells.strength[cells.n_bases == n_bases]
+        virus_values = viruses.strength[viruses.n_bases == n_bases]
+        cell_values = cells.strength[cells.n_bases == n_bases]
         ratios: list[float] = []
         for strength in STRENGTHS:
-            n_false, n_true = (of_cells >= strength).sum() + 1, (of_viruses >= strength).sum()
-            ratio = n_false / (len(of_cells) + 1) * len(of_viruses) / max(1, n_true)
+            n_false, n_true = (cell_values >= strength).sum() + 1, (virus_values >= strength).sum()
+            ratio = n_false / (len(cell_values) + 1) * len(virus_values) / max(1, n_true)
             ratios.append(min([*ratios, round(float(ratio), 7)]))
         rows.append({"n_bases": n_bases, "false_per_true": ratios})
     return rows
@@ -326,7 +326,7 @@ def index_tensors(hashes: NDArray[np.uint64], node_of: IntArray) -> dict[str, ND
     order = np.lexsort((node_of, rest, bucket))
     values = (rest << NODE_BITS | node_of)[order]
     sizes = np.bincount(bucket, minlength=1 << BUCKET_BITS)
-    if sizes.max() > MOST_OF_BUCKET:
+    if sizes.max() > MAX_BUCKET_ENTRIES:
         raise ValueError(f"{sizes.max()} k-mers in one bucket")
     firsts = (np.cumsum(sizes) - sizes)[::BUCKETS_PER_GROUP]
     entries = np.stack([values >> shift & 0xFF for shift in (0, 8, 16)], axis=1)
@@ -349,7 +349,7 @@ def main(options: argparse.Namespace) -> None:
     with TemporaryDirectory() as folder:
         library = compile_library(Path(folder))
         species = species_of(viruses, library)
-        taxa = Taxa.of_isolates(read_isolates(options.vmr)[0])
+        taxa = Taxa.from_isolates(read_isolates(options.vmr)[0])
         lineages = find_lineages([one.row for one in viruses], species.tolist(), taxa)
         owner, names = name_owners(viruses, species, lineages)
         table = filled_table(library, viruses, species, owner)
@@ -364,11 +364,11 @@ def main(options: argparse.Namespace) -> None:
         is_cellular = table.cells[chosen] != NO_GROUP
         known = load_lineages(options.lineages)
         numbers_of_taxa = {taxon.lineage: number for number, taxon in enumerate(known.taxa)}
-        common = CommonTaxa.of_pairs(
-            KmerPairs.of_viruses(viruses, library),
+        common = CommonTaxa.from_pairs(
+            KmerPairs.from_viruses(viruses, library),
             np.ones(len(viruses), dtype=np.bool_),
             species,
-            TaxonCodes.of_lineages(lineages, numbers_of_taxa),
+            TaxonCodes.from_lineages(lineages, numbers_of_taxa),
         )
         node, nodes = make_nodes(table.hashes[chosen], np.maximum(0, table.owner[chosen]), common)
         counts = len(viruses), len(set(species.tolist())), len(chosen), int(is_cellular.sum())
@@ -390,15 +390,15 @@ def main(options: argparse.Namespace) -> None:
             [kind if has else "-" for kind, has in zip(kinds, has_relative, strict=True)],
             relatives,
         )
-        of_cells = draw_fragments(table, cells, in_index, groups)
-        print_figures("cells", [cell.row["kind"] for cell in cells], of_cells)
+        cell_values = draw_fragments(table, cells, in_index, groups)
+        print_figures("cells", [cell.row["kind"] for cell in cells], cell_values)
     facts = {
         "format": FORMAT,
         "limit": limit_of(RATE_OF_SEVERAL),
         "owners": names[: int(nodes.owners.max()) + 1],
-        "needed": (FEWEST, OFFSET, KMERS_PER_HIT),
+        "needed": (MIN_HITS, OFFSET, KMERS_PER_HIT),
         "strengths": STRENGTHS,
-        "false_calls": false_calls(relatives, of_cells),
+        "false_calls": false_calls(relatives, cell_values),
         "lineages_sha256": known.sha256,
     }
     node[is_cellular] = CELLULAR
@@ -418,11 +418,11 @@ def filled_table(
 
 def relatives_in_genus(viruses: Sequence[LabelledSequence], species: IntArray) -> list[bool]:
     """Whether the named genus of each virus has another species."""
-    of_genus: dict[tuple[str, str], set[int]] = defaultdict(set)
+    species_by_genus: dict[tuple[str, str], set[int]] = defaultdict(set)
     keys = [(virus.row["family"], virus.row["genus"]) for virus in viruses]
     for key, number in zip(keys, species.tolist(), strict=True):
-        of_genus[key].add(number)
-    return [key[1] not in NAMELESS and len(of_genus[key]) > 1 for key in keys]
+        species_by_genus[key].add(number)
+    return [key[1] not in NAMELESS and len(species_by_genus[key]) > 1 for key in keys]
 
 
 if __name__ == "__main__":

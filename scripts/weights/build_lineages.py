@@ -47,11 +47,11 @@ from scorer_manifest import NAMELESS, Row
 from virnucpro.viral.lineage import FORMAT, RANKS, SEGMENTED
 
 SAME = 0.95  # share of the isolates of a taxon
-FEWEST_SPECIES = 4  # for a length by species
+MIN_SPECIES = 4  # for a length by species
 SHORTEST_WHOLE = 0.5  # of the median length: shorter sequences are parts of genomes
-MOST_PARTS = 0.2  # share of such sequences
+MAX_PARTS_SHARE = 0.2  # share of such sequences
 MIDDLE = (0.1, 0.9)  # quantiles of the lengths
-MOST_SPREAD = 0.25  # difference of these quantiles, in medians
+MAX_SPREAD = 0.25  # difference of these quantiles, in medians
 SOURCES = {
     "release": "ICTV MSL41 (VMR_MSL41.v1.20260320)",
     "licence": "CC BY 4.0, https://creativecommons.org/licenses/by/4.0/",
@@ -135,14 +135,14 @@ def genome_lengths(
     found: dict[Lineage, GenomeLength] = {}
     for taxon in sorted(members, key=len):
         share_segmented = segmented.get(taxon, 1.0)
-        of_family = found.get(taxon[: FAMILY + 1], NO_LENGTH)
+        family_length = found.get(taxon[: FAMILY + 1], NO_LENGTH)
         sizes = sizes_of(members[taxon], is_genus=len(taxon) == len(RANKS))
         if share_segmented > 1 / 2:
             found[taxon] = GenomeLength(0, SEGMENTED)
         elif share_segmented > 1 - SAME:
             found[taxon] = NO_LENGTH
         elif not sizes:
-            found[taxon] = of_family
+            found[taxon] = family_length
         else:
             n_bases = usual_length(sizes)
             found[taxon] = GenomeLength(n_bases, RANKS[len(taxon) - 1]) if n_bases else NO_LENGTH
@@ -157,7 +157,7 @@ def sizes_of(genomes: Sequence[Genome], *, is_genus: bool) -> list[int]:
     longest: dict[int, int] = defaultdict(int)
     for genome in genomes:
         longest[genome.species] = max(longest[genome.species], genome.n_bases)
-    if len(longest) >= FEWEST_SPECIES:
+    if len(longest) >= MIN_SPECIES:
         return list(longest.values())
     if is_genus and (len(genomes) > 1 or genomes[0].says_complete):
         return [genome.n_bases for genome in genomes]
@@ -175,8 +175,8 @@ def usual_length(sizes: Sequence[int]) -> int:
     wholes = [size for size in sizes if size >= SHORTEST_WHOLE * np.median(sizes)]
     median = float(np.median(wholes))
     low, high = np.quantile(wholes, MIDDLE)
-    has_few_parts = len(wholes) >= (1 - MOST_PARTS) * len(sizes)
-    return round(median) if has_few_parts and high - low <= MOST_SPREAD * median else 0
+    has_few_parts = len(wholes) >= (1 - MAX_PARTS_SHARE) * len(sizes)
+    return round(median) if has_few_parts and high - low <= MAX_SPREAD * median else 0
 
 
 def shares_segmented(isolates: Sequence[Isolate]) -> dict[Lineage, float]:
@@ -202,7 +202,7 @@ def print_former_families(rows: Sequence[Row], lineages: Sequence[Lineage], taxa
     counts = Counter(
         (row["family"], ";".join(named_part(lineage)[: FAMILY + 1]))
         for row, lineage in zip(rows, lineages, strict=True)
-        if row["family"] not in (*NAMELESS, *taxa.of_family)
+        if row["family"] not in (*NAMELESS, *taxa.by_family)
     )
     for (family, taxon), n in sorted(counts.items()):
         print(family, taxon, n, sep="\t")
@@ -214,7 +214,7 @@ def main(out: Path, wheel: Path, catalogues: Sequence[Path], fasta: Sequence[Pat
     rows = [virus.row for virus in viruses]
     with TemporaryDirectory() as folder:
         species = species_of(viruses, compile_library(Path(folder)))
-    taxa = Taxa.of_isolates(isolates)
+    taxa = Taxa.from_isolates(isolates)
     lineages = find_lineages(rows, species.tolist(), taxa)
     named = taxa_of(lineages)
     lengths = genome_lengths(genomes_of(viruses, species.tolist(), lineages), isolates)

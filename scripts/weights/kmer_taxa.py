@@ -20,7 +20,7 @@ from known_kmers import (
 from numpy.typing import NDArray
 
 from virnucpro.core.numeric import BoolArray, IntArray
-from virnucpro.viral.features import RESIDUE_OF_CODE
+from virnucpro.viral.features import RESIDUE_BY_CODON
 from virnucpro.viral.lineage import RANKS
 
 
@@ -33,7 +33,7 @@ class KmerPairs:
     is_short: BoolArray  # of a virus with a short genome
 
     @classmethod
-    def of_viruses(cls, viruses: Sequence[LabelledSequence], library: ctypes.CDLL) -> KmerPairs:
+    def from_viruses(cls, viruses: Sequence[LabelledSequence], library: ctypes.CDLL) -> KmerPairs:
         blocks = []
         for number, marks in coding_marks(viruses, range(len(viruses))):
             hashes = _coding_kmers(library, viruses[number], marks)
@@ -50,7 +50,7 @@ def _coding_kmers(
     n_kmers = np.zeros(1, dtype=np.int64)
     library.list_coding_kmers(
         *(address_of(virus.digits), ctypes.c_int64(len(virus.digits)), address_of(marks)),
-        *(address_of(RESIDUE_OF_CODE), ctypes.c_uint64(limit_of(RATE_OF_SEVERAL))),
+        *(address_of(RESIDUE_BY_CODON), ctypes.c_uint64(limit_of(RATE_OF_SEVERAL))),
         *(address_of(hashes), address_of(n_kmers)),
     )
     return np.unique(hashes[: n_kmers[0]])
@@ -68,14 +68,19 @@ class TaxonCodes:
     depths: IntArray  # (n_codes,) as in ``known.Nodes``
 
     @classmethod
-    def of_lineages(cls, lineages: Sequence[Lineage], numbers: Mapping[Lineage, int]) -> TaxonCodes:
-        of_part: dict[Lineage, int] = {(): 0}
+    def from_lineages(
+        cls, lineages: Sequence[Lineage], numbers: Mapping[Lineage, int]
+    ) -> TaxonCodes:
+        number_by_part: dict[Lineage, int] = {(): 0}
         codes = [
-            [of_part.setdefault(lineage[: rank + 1], len(of_part)) for rank in range(len(RANKS))]
+            [
+                number_by_part.setdefault(lineage[: rank + 1], len(number_by_part))
+                for rank in range(len(RANKS))
+            ]
             for lineage in lineages
         ]
-        taxa = [numbers.get(named_part(part), 0) for part in of_part]
-        depths = [len(_without_empty_end(part)) for part in of_part]
+        taxa = [numbers.get(named_part(part), 0) for part in number_by_part]
+        depths = [len(_without_empty_end(part)) for part in number_by_part]
         return cls(np.array(codes), np.array(taxa), np.array(depths))
 
 
@@ -94,7 +99,7 @@ class CommonTaxa:
     depths: IntArray
 
     @classmethod
-    def of_pairs(
+    def from_pairs(
         cls, pairs: KmerPairs, kept: BoolArray, species: IntArray, lineages: TaxonCodes
     ) -> CommonTaxa:
         """The k-mers of an index of some viruses. kept, species: (n_viruses,)"""
@@ -106,8 +111,8 @@ class CommonTaxa:
         in_index = is_sampled(hashes[first], 1 + has_several.astype(np.uint8), is_short)
         code = np.zeros(len(first), dtype=np.int64)
         for rank in range(len(RANKS)):
-            of_virus = lineages.codes[virus, rank]
-            code = np.where(_differ(of_virus, first), code, of_virus[first])
+            virus_codes = lineages.codes[virus, rank]
+            code = np.where(_differ(virus_codes, first), code, virus_codes[first])
         code = code[in_index]
         return cls(hashes[first[in_index]], lineages.taxa[code], lineages.depths[code])
 

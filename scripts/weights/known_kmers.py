@@ -22,7 +22,7 @@ from scorer_manifest import NAMELESS, Groups, Row
 
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.open_codes import Digits, encode
-from virnucpro.viral.features import RESIDUE_OF_CODE
+from virnucpro.viral.features import RESIDUE_BY_CODON
 from virnucpro.viral.windows import Windows, find_stretches
 
 SOURCE = Path(__file__).with_name("known_kmers.c")
@@ -31,14 +31,14 @@ STRETCH_PIECE = 10_000  # bases searched for stretches at once
 BASES_AT_ONCE = 3_000_000
 SHORT_GENOME = 50_000  # bases
 RATE_OF_SEVERAL, RATE_OF_SHORT, RATE_OF_LONG = 1, 2 / 5, 1 / 6  # of sampled k-mers in the index
-FEWEST_RESIDUES = 6  # different ones in a k-mer
+MIN_DISTINCT_RESIDUES = 6  # different ones in a k-mer
 WORDS = range(6)  # words of four residues in a k-mer, from its end
 MIDDLE_WORD = 2
 REFERENCE = "reference"  # kind of the viruses of FASTA files
 SAME_SPECIES = 0.5  # share of the k-mers of the shorter genome
 SPECIES_RATE = 1 / 20  # of sampled k-mers that are compared to join species
-MOST_OF_KMER = 300  # genomes with a k-mer that is compared
-MOST_UNKNOWN = 0.05  # letters other than bases in a sequence
+MAX_KMER_GENOMES = 300  # genomes with a k-mer that is compared
+MAX_UNKNOWN_SHARE = 0.05  # letters other than bases in a sequence
 # segments of polydnaviruses have genes of their hosts, wasps
 HOST_LIKE = re.compile("ichnovirus|bracovirus|Cotesia congregata virus|Venturia canescens virus")
 
@@ -62,7 +62,7 @@ def read_fasta(path: Path) -> Iterator[tuple[str, str, str]]:
         header, _, lines = entry.partition(b"\n")
         letters = lines.replace(b"\n", b"").replace(b"\r", b"").decode("latin-1").upper()
         n_bases = sum(map(letters.count, "ACGTUN"))
-        if n_bases >= (1 - MOST_UNKNOWN) * len(letters):
+        if n_bases >= (1 - MAX_UNKNOWN_SHARE) * len(letters):
             name, _, rest = header.decode("latin-1").partition(" ")
             yield name, rest, letters
 
@@ -141,7 +141,7 @@ def is_sampled(
     chosen = np.flatnonzero(is_chosen)
     kmers = invert_hashes(hashes[chosen])
     is_chosen[chosen] = sampling_order(hashes[chosen], kmers) < rate[chosen]
-    is_chosen[chosen] &= different_residues(kmers) >= FEWEST_RESIDUES
+    is_chosen[chosen] &= different_residues(kmers) >= MIN_DISTINCT_RESIDUES
     return is_chosen
 
 
@@ -264,7 +264,7 @@ def similar_pairs(
             with_kmer[value].append(number)
     n_common = Counter[tuple[int, int]]()
     for members in with_kmer.values():
-        if 1 < len(members) <= MOST_OF_KMER:
+        if 1 < len(members) <= MAX_KMER_GENOMES:
             n_common.update(
                 (one, other) for i, one in enumerate(members) for other in members[i + 1 :]
             )
@@ -277,7 +277,7 @@ def sampled_hashes(library: ctypes.CDLL, digits: Digits, rate: float) -> NDArray
     hashes = np.empty(2 * len(digits) + 1, dtype=np.uint64)
     n_kmers = np.zeros(1, dtype=np.int64)
     library.list_kmers(
-        *(address_of(digits), ctypes.c_int64(len(digits)), address_of(RESIDUE_OF_CODE)),
+        *(address_of(digits), ctypes.c_int64(len(digits)), address_of(RESIDUE_BY_CODON)),
         *(ctypes.c_uint64(limit_of(rate)), address_of(hashes), address_of(n_kmers)),
     )
     return np.unique(hashes[: n_kmers[0]])

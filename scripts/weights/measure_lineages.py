@@ -41,7 +41,7 @@ from train_virus_groups import kind_index
 
 from virnucpro.core.numeric import BoolArray, IntArray
 from virnucpro.sequences.open_codes import Digits
-from virnucpro.viral.features import RESIDUE_OF_CODE
+from virnucpro.viral.features import RESIDUE_BY_CODON
 from virnucpro.viral.known import NodeHits, Nodes
 from virnucpro.viral.lineage import LIMITS, RANKS, Limits, Lineages, load_lineages
 from virnucpro.viral.taxonomy import KINDS, group_of_taxon
@@ -50,7 +50,7 @@ TEST = (0, 1)  # tenths of the species
 SHARE_LEFT_OUT = 1 / 5
 SEEDS = (1, 2, 3)
 LENGTHS = (300, 1_000, 3_000, 10_000, 0)  # 0: the whole sequence
-GRID = tuple(Limits(fewest, share) for fewest in (2, 3, 5) for share in (0.5, 0.7, 0.8, 0.9))
+GRID = tuple(Limits(min_kmers, share) for min_kmers in (2, 3, 5) for share in (0.5, 0.7, 0.8, 0.9))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +66,7 @@ class Material:
     library: ctypes.CDLL
 
     def index_of(self, kept: BoolArray) -> CommonTaxa:
-        return CommonTaxa.of_pairs(self.pairs, kept, self.species, self.codes)
+        return CommonTaxa.from_pairs(self.pairs, kept, self.species, self.codes)
 
     def groups_of(self, rank: int) -> NDArray[np.str_]:
         """The taxon of each virus at a rank; without one, its species stands for it."""
@@ -143,7 +143,7 @@ def kmers_of(digits: Digits, library: ctypes.CDLL) -> tuple[int, NDArray[np.uint
     hashes = np.empty(2 * len(digits) + 1, dtype=np.uint64)
     n_kmers = np.zeros(1, dtype=np.int64)
     library.list_kmers(
-        *(address_of(digits), ctypes.c_int64(len(digits)), address_of(RESIDUE_OF_CODE)),
+        *(address_of(digits), ctypes.c_int64(len(digits)), address_of(RESIDUE_BY_CODON)),
         *(ctypes.c_uint64(limit_of(RATE_OF_SEVERAL)), address_of(hashes), address_of(n_kmers)),
     )
     return int(n_kmers[0]), np.unique(hashes[: n_kmers[0]])
@@ -221,12 +221,12 @@ def validate(material: Material, names: Names) -> None:
 def read_material(options: argparse.Namespace, library: ctypes.CDLL) -> Material:
     viruses = read_viruses(options.catalogues, options.fasta)
     species = species_of(viruses, library)
-    taxa = Taxa.of_isolates(read_isolates(options.vmr)[0])
+    taxa = Taxa.from_isolates(read_isolates(options.vmr)[0])
     lineages = find_lineages([virus.row for virus in viruses], species.tolist(), taxa)
     known = load_lineages(options.lineages)
     numbers = {taxon.lineage: number for number, taxon in enumerate(known.taxa)}
-    codes = TaxonCodes.of_lineages(lineages, numbers)
-    pairs = KmerPairs.of_viruses(viruses, library)
+    codes = TaxonCodes.from_lineages(lineages, numbers)
+    pairs = KmerPairs.from_viruses(viruses, library)
     return Material(viruses, species, lineages, pairs, codes, known, library)
 
 
@@ -240,7 +240,7 @@ def main(options: argparse.Namespace) -> None:
             measure("test species", material, fragments, material.index_of(~is_test), names)
         else:
             validate(material, names)
-    print("set", "bases", "rank", "fewest", "share", "n", "named", "right", sep="\t")
+    print("set", "bases", "rank", "min_hits", "share", "n", "named", "right", sep="\t")
     for (name, n_bases, rank, limits), tally in names.tallies.items():
         mark = "*" if limits == LIMITS else ""
         print(name, n_bases or "whole", rank, *limits, tally, mark, sep="\t")

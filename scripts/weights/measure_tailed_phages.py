@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> None:
     scaled = dict(fit_slopes(lessons, logits))[N_BASES] * logits[chosen]
     chances = np.exp(scaled - scaled.max(axis=1, keepdims=True))
     chances /= chances.sum(axis=1, keepdims=True)
-    taxa = Taxa.of_isolates(read_isolates(options.vmr)[0])
+    taxa = Taxa.from_isolates(read_isolates(options.vmr)[0])
     numbers = range(len(viruses.rows))
     lineages = find_lineages(viruses.rows, list(numbers), taxa)
     virus = lessons.virus[chosen]

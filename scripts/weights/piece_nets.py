@@ -85,16 +85,16 @@ class Range:
 
 
 def fit_piece_nets(
-    of_size: Range,
+    bases: Range,
     lessons: Sequence[Lessons],
     words: WordTable,
     fitting: Fitting,
-    of_prokaryotes: Lessons | None = None,
+    prokaryote_lessons: Lessons | None = None,
 ) -> PieceNetworks:
     """Fit a net of each view to each of several draws of fragments. The index is the seed.
 
-    If fragments ``of_prokaryotes`` and their viruses are given, another net of ratios is fitted to
-    these. Features are standardised by the first draw. ``words`` is the table for later use.
+    Another net of ratios is fitted to ``prokaryote_lessons``, if they are given. Features are
+    standardised by the first draw. ``words`` is the table for later use.
     """
     mean, deviation = _spread(lessons[0].features)
     views = {view: columns for view, columns in VIEWS.items() if view != ALL}
@@ -103,17 +103,17 @@ def fit_piece_nets(
     for seed, draw in enumerate(lessons):
         inputs = _standardised(draw.features, mean, deviation)
         for view, columns in views.items():
-            of_view = draw if view in fitting.views_of_kinds else draw.without_kinds
-            fitted[view].append(_fit(inputs, columns, of_view, seed, fitting))
+            view_draw = draw if view in fitting.views_of_kinds else draw.without_kinds
+            fitted[view].append(_fit(inputs, columns, view_draw, seed, fitting))
             layers = tuple(_stacked(fitted[view]))
-            stacks[columns.start or 0] = layers, of_view.n_viral
+            stacks[columns.start or 0] = layers, view_draw.n_viral
     prokaryotic: Fitted | None = None
-    if of_prokaryotes is not None:
-        inputs = _standardised(of_prokaryotes.features, mean, deviation)
-        net = _fit(inputs, RATIOS, of_prokaryotes.without_kinds, 0, fitting)
+    if prokaryote_lessons is not None:
+        inputs = _standardised(prokaryote_lessons.features, mean, deviation)
+        net = _fit(inputs, RATIOS, prokaryote_lessons.without_kinds, 0, fitting)
         prokaryotic = tuple(_stacked([net])), 1
     nets = rounded(mean, deviation, stacks, prokaryotic)
-    return PieceNetworks(of_size.size, of_size.shortest, of_size.longest, of_size.part, words, nets)
+    return PieceNetworks(bases.size, bases.shortest, bases.longest, bases.part, words, nets)
 
 
 def fit_nets(lessons: Lessons, seed: int, fitting: Fitting) -> NetworkStack:

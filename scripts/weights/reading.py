@@ -54,10 +54,10 @@ def whole_features(digits: Digits, words: WordTable, part: int) -> Features:
     """
     n, n_bases = digits.shape
     parts = digits[:, : n_bases // part * part].reshape(-1, part)
-    of_parts = fragment_features(parts, words).reshape(n, -1, N_FEATURES)
+    part_features = fragment_features(parts, words).reshape(n, -1, N_FEATURES)
     blocks = np.split(digits, range(_PIECES_AT_ONCE, n, _PIECES_AT_ONCE))
     layouts = [layout_features(_as_pieces(block)) for block in blocks]
-    return with_layout(of_parts.mean(axis=1, dtype=np.float64), np.concatenate(layouts))
+    return with_layout(part_features.mean(axis=1, dtype=np.float64), np.concatenate(layouts))
 
 
 def _feature_blocks(digits: Digits, words: WordTable) -> Iterator[Features]:
@@ -70,7 +70,7 @@ def _as_pieces(digits: Digits) -> Windows:
     return Windows.concatenate(digits.reshape(-1), lengths)
 
 
-def with_layout(of_parts: FloatArray, layout: FloatArray) -> Features:
+def with_layout(part_features: FloatArray, layout: FloatArray) -> Features:
     """Insert the layout of the whole into the mean features. (n, 1229), (n, 12) -> (n, 1241)"""
-    before, behind = np.split(of_parts, [N_FEATURES - 2 * N_CODONS], axis=1)
+    before, behind = np.split(part_features, [N_FEATURES - 2 * N_CODONS], axis=1)
     return np.hstack([before, layout, behind]).astype(np.float32)

@@ -16,7 +16,7 @@ import gzip
 from collections import defaultdict
 from pathlib import Path
 
-MOST, SHORTEST = 8, 10_000
+MAX_CONTIGS, SHORTEST = 8, 10_000
 
 
 def main() -> None:
@@ -36,8 +36,8 @@ def main() -> None:
     chosen: dict[Path, dict[str, str]] = defaultdict(dict)
     for genus in genera.keys() - set(options.without):
         rows = sorted(genera[genus], key=lambda row: row[1])
-        for number in range(min(MOST, len(rows))):
-            path, name = rows[number * len(rows) // min(MOST, len(rows))]
+        for number in range(min(MAX_CONTIGS, len(rows))):
+            path, name = rows[number * len(rows) // min(MAX_CONTIGS, len(rows))]
             chosen[path][name] = genus
     options.folder.mkdir(parents=True, exist_ok=True)
     for genus in genera:

@@ -55,8 +55,8 @@ def _rounded(weights: Weights, biases: Weights | FloatArray, steps: _Steps) -> L
     step, zero, unit = steps
     weight, bias = weights.astype(np.float64), biases.astype(np.float64)
     smallest = np.maximum(abs(bias) / step / FARTHEST_START, np.finfo(np.float32).tiny)
-    of_one = np.maximum(abs(weight).max(axis=2) / LARGEST, smallest)
-    numbers = np.rint(weight / of_one[:, :, None])
-    start = np.rint(bias / (of_one * step)) - zero * numbers.sum(axis=2)
-    worth = of_one * step * unit
+    unit_scale = np.maximum(abs(weight).max(axis=2) / LARGEST, smallest)
+    numbers = np.rint(weight / unit_scale[:, :, None])
+    start = np.rint(bias / (unit_scale * step)) - zero * numbers.sum(axis=2)
+    worth = unit_scale * step * unit
     return numbers.astype(np.int8), start.astype(np.int32), worth.astype(np.float32)

@@ -15,11 +15,11 @@ import numpy as np
 
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.open_codes import Digits, encode
-from virnucpro.training.frame_dataset import BASES_POWER, GC_EDGES, HEAVIEST
+from virnucpro.training.frame_dataset import BASES_POWER, GC_EDGES, MAX_BIN_FACTOR
 from virnucpro.training.labelled_data import Labelled, LabelledRecord
 from virnucpro.viral.windows import opposite_strand
 
-_FEWEST = 20  # smallest divisor of a GC bin: weights of rarer classes do not rise further
+_MIN_DIVISOR = 20  # smallest divisor of a GC bin: weights of rarer classes do not rise further
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +134,6 @@ def gc_matched_table(gc: FloatArray, is_virus: BoolArray) -> FloatArray:
     """The weight of each label in each GC bin. (n,), (n,) -> (2, n_bins), cells first"""
     bins, label, n_bins = np.digitize(gc, GC_EDGES), is_virus.astype(np.int64), len(GC_EDGES) + 1
     n_inside = np.stack([np.bincount(bins[label == row], minlength=n_bins) for row in (0, 1)])
-    table = n_inside.sum(axis=0) / 2 / np.maximum(n_inside, _FEWEST)
-    balanced: FloatArray = np.minimum(table / table[label, bins].mean(), HEAVIEST)
+    table = n_inside.sum(axis=0) / 2 / np.maximum(n_inside, _MIN_DIVISOR)
+    balanced: FloatArray = np.minimum(table / table[label, bins].mean(), MAX_BIN_FACTOR)
     return balanced

@@ -34,7 +34,7 @@ KINGDOM = "transposable elements"
 COLUMNS = ("path", "id", "label", "group", "weight", "kingdom")
 SHORTEST = 70  # residues of the shortest stretch that is searched
 ROUNDS = 4
-MOST_EXPECTED = 1e-5  # largest E-value of an accepted hit, among all stretches
+MAX_E_VALUE = 1e-5  # largest E-value of an accepted hit, among all stretches
 FLANK = 1500  # bases on both sides
 LONGEST = 8000  # bases of the longest element that near stretches are merged into
 # Reverse transcriptases of retroelements and transposases of DNA transposons
@@ -123,7 +123,7 @@ def search(sequences: Sequences) -> dict[Stretch, str]:
     best: dict[Stretch, tuple[float, str]] = {}
     for kind, residues in SEEDS.items():
         query = TextSequence(name=kind.encode(), sequence=residues).digitize(alphabet)
-        pipeline = pyhmmer.plan7.Pipeline(alphabet, incE=MOST_EXPECTED)
+        pipeline = pyhmmer.plan7.Pipeline(alphabet, incE=MAX_E_VALUE)
         rounds = pipeline.iterate_seq(query, block)
         for _ in range(ROUNDS):
             result = next(rounds)

@@ -32,7 +32,7 @@ from virnucpro.viral.networks import (
 def save_scorer(path: Path, scorer: Scorer) -> None:
     """Write a scorer without the hash of its file. The same scorer gives the same bytes."""
     tensors: dict[str, NDArray[Any]] = {
-        "words.buckets": scorer.pieces[0].words.n_of_bucket,
+        "words.buckets": scorer.pieces[0].words.bucket_sizes,
         "words.entries": scorer.pieces[0].words.entries,
     }
     for nets in scorer.pieces:
@@ -81,9 +81,9 @@ def _tensors(name: str, nets: NetworkStack, views: Mapping[int, str]) -> dict[st
         f"{name}.scale": nets.scale,
     }
     for view, (layers, _) in _by_view(nets, views).items():
-        of_view = f"{name}.{view}" if view else name
+        view_name = f"{name}.{view}" if view else name
         for i, layer in enumerate(layers):
-            names = (f"{of_view}.{i}.{one}" for one in ("weight", "start", "worth"))
+            names = (f"{view_name}.{i}.{one}" for one in ("weight", "start", "worth"))
             tensors |= zip(names, layer, strict=True)
     return tensors
 

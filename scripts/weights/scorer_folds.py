@@ -23,7 +23,7 @@ from virnucpro.viral.scoring import record_log_odds
 
 ELEMENTS = "transposable elements"  # the kingdom of records in groups of other kingdoms
 N_FOLDS = 10
-FEWEST_GROUPS = 5  # of a kind of cells that can raise cuts
+MIN_GROUPS = 5  # of a kind of cells that can raise cuts
 _SAME = 0.01  # lengths with nearer logarithms count as one
 _WIDTH = 0.7  # standard deviation of the weights of neighbours, in logarithms of the length
 _N_DRAWS = 200  # of groups
@@ -100,10 +100,10 @@ def with_kinds(
     A kind has a mask and the factor by which it may exceed the rates.
     """
     shares = np.array(rates.false_positives)
-    of_kinds = [
+    kind_rates = [
         np.quantile(log_odds[kind], 1 - np.minimum(1, times * shares)) for kind, times in kinds
     ]
-    return replace(rates, cuts=tuple(np.max([rates.cuts, *of_kinds], axis=0).tolist()))
+    return replace(rates, cuts=tuple(np.max([rates.cuts, *kind_rates], axis=0).tolist()))
 
 
 def kinds_of_cells(
@@ -111,7 +111,7 @@ def kinds_of_cells(
 ) -> dict[str, BoolArray]:
     """The fragments inside of each kind of cells of which most are inside.
 
-    The kind needs ``FEWEST_GROUPS`` groups there: a share over fewer says little about it. A few
+    The kind needs ``MIN_GROUPS`` groups there: a share over fewer says little about it. A few
     fragments of a kind that look like another kingdom are called more often, and say as little. A
     record counts with at most as many fragments as fit into it without overlap.
     """
@@ -126,7 +126,7 @@ def kinds_of_cells(
         is_kind = is_cellular & (kingdoms == kingdom)
         inside = is_kind & is_inside
         has_most = 2 * inside.sum() > is_kind.sum()
-        if has_most and len(np.unique(groups[inside])) >= FEWEST_GROUPS:
+        if has_most and len(np.unique(groups[inside])) >= MIN_GROUPS:
             kinds[str(kingdom)] = inside
     return kinds
 
@@ -166,9 +166,9 @@ def _over_lengths(n_bases: Sequence[int], values: FloatArray) -> FloatArray:
     at = np.log(n_bases)
     length = np.cumsum(np.diff(at, prepend=-np.inf) > _SAME) - 1
     n_same = np.bincount(length)
-    of_length = np.stack([np.bincount(length, column) / n_same for column in values.T], axis=1)
-    beside = np.pad(of_length, ((1, 1), (0, 0)), mode="edge")
-    medians = np.median([beside[:-2], beside[1:-1], beside[2:]], axis=0)
+    length_means = np.stack([np.bincount(length, column) / n_same for column in values.T], axis=1)
+    padded = np.pad(length_means, ((1, 1), (0, 0)), mode="edge")
+    medians = np.median([padded[:-2], padded[1:-1], padded[2:]], axis=0)
     centres = np.bincount(length, at) / n_same
     weights = np.exp(-(((at[:, None] - centres) / _WIDTH) ** 2) / 2)
     return np.asarray(weights @ medians / weights.sum(axis=1, keepdims=True))

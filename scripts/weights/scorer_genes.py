@@ -37,7 +37,7 @@ KNOWN = (  # families of genera among the labelled sequences
     "Thermococcaceae",
 )
 SHORTEST = 300  # bases
-MOST = 40  # genes of a species
+MAX_GENES = 40  # genes of a species
 SEED = 3
 _ACCESSION = re.compile(r"gi\|\d+\|ref\|([^|]+)\|:(\S+)")
 
@@ -73,7 +73,7 @@ def main(markers: Path, genes: Path) -> None:
     sys.stdout.write("\t".join(("path", "id", "label", "group", "weight", "kingdom")) + "\n")
     with genes.open("w", encoding="utf-8") as out:
         for _, own in sorted(by_species.items()):
-            for family, gene_id, sequence in rng.sample(own, min(MOST, len(own))):
+            for family, gene_id, sequence in rng.sample(own, min(MAX_GENES, len(own))):
                 write_record(out, gene_id, sequence)
                 row = (str(genes), gene_id, "other", f"family {family}", "1", GENES)
                 sys.stdout.write("\t".join(row) + "\n")

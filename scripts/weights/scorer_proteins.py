@@ -45,8 +45,8 @@ SHORTEST = {
     "plants": 200,
 }
 SHORTEST_GENE = 40  # residues
-MOST_COVERED = 0.3  # share of a frame that longer ones may cover
-MOST_BASES = 1_000_000
+MAX_COVERED_SHARE = 0.3  # share of a frame that longer ones may cover
+MAX_BASES = 1_000_000
 FEW_GROUPS = ("archaea", "bins", "protists", "fungi", "animals", "plants", "plasmids")
 COLUMNS = ("group", "kingdom", "label", "record", "protein")
 
@@ -63,7 +63,7 @@ def chosen(pairs: Iterator[Labelled]) -> Iterator[Labelled]:
     for _, members in sorted(groups.items()):
         n_bases: dict[str, int] = defaultdict(int)
         for labelled, record in sorted(members, key=lambda pair: _rank(pair[0].id)):
-            most = 2 * MOST_BASES if labelled.kingdom in FEW_GROUPS else MOST_BASES
+            most = 2 * MAX_BASES if labelled.kingdom in FEW_GROUPS else MAX_BASES
             if n_bases[labelled.kingdom] < most:
                 n_bases[labelled.kingdom] += len(record.sequence)
                 yield labelled, record
@@ -92,7 +92,7 @@ def apart(sequence: str, shortest: int) -> list[str]:
     for start, end, protein in sorted(
         open_frames(sequence, shortest), key=lambda frame: (-len(frame[2]), frame)
     ):
-        if sum(covered[start:end]) <= MOST_COVERED * (end - start):
+        if sum(covered[start:end]) <= MAX_COVERED_SHARE * (end - start):
             covered[start:end] = b"\x01" * (end - start)
             found.append(protein)
     return found

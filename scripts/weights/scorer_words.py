@@ -30,7 +30,7 @@ from virnucpro.viral.features import (
     RARITY,
     RATHER_CELLULAR,
     RATHER_VIRAL,
-    RESIDUE_OF_CODE,
+    RESIDUE_BY_CODON,
     REST_BITS,
     VIRAL,
     Features,
@@ -63,10 +63,10 @@ def word_table(numbers: Numbers, owners: NDArray[np.uint8]) -> WordTable:
     bucket, rest = _address(numbers)
     keys = (bucket << (REST_BITS + OWNER_BITS)) + (rest << OWNER_BITS) + owners
     keys.sort()
-    n_of_bucket = np.bincount(keys >> (REST_BITS + OWNER_BITS), minlength=N_BUCKETS)
-    if n_of_bucket.max() > np.iinfo(np.uint8).max:
-        raise ValueError(f"{n_of_bucket.max()} words in one bucket")
-    return WordTable(n_of_bucket.astype(np.uint8), keys.astype(np.uint16))
+    bucket_sizes = np.bincount(keys >> (REST_BITS + OWNER_BITS), minlength=N_BUCKETS)
+    if bucket_sizes.max() > np.iinfo(np.uint8).max:
+        raise ValueError(f"{bucket_sizes.max()} words in one bucket")
+    return WordTable(bucket_sizes.astype(np.uint8), keys.astype(np.uint16))
 
 
 def is_in_sample(numbers: Numbers) -> BoolArray:
@@ -163,7 +163,7 @@ def _words_of_records(collection: Collection) -> Iterator[tuple[IntArray, Number
         is_longest = np.diff(kept[0], prepend=-1) != 0
         read = kept[:, is_longest | (kept[3] >= GENE_LIKE)]
         codes, stretch = _codons_of(pieces, read)
-        places, numbers = words_in(RESIDUE_OF_CODE[codes], stretch)
+        places, numbers = words_in(RESIDUE_BY_CODON[codes], stretch)
         yield owner[block][read[0, stretch[places]]], numbers
 
 

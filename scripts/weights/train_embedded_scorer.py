@@ -159,11 +159,11 @@ RANGES = (
     Range(10_000, 10_000, part=1000),
 )
 FITTING = Fitting(hidden=(256, 64), input_dropout=0.2, spared=FIGURES_AND_WORDS, epochs=4)
-OF_PARTS = Fitting(input_dropout=0.2, spared=FIGURES_WORDS_AND_LAYOUT)
+PART_FITTING = Fitting(input_dropout=0.2, spared=FIGURES_WORDS_AND_LAYOUT)
 MATCHED = Drawing(SHARES, gc_power=1)
 # with archaea of other families, as most archaea of the data are of one order
 WITH_GENES = Drawing(SHARES | {"archaea": 0.06, GENES: 0.08}, gc_power=0.5)
-OF_PROKARYOTES = Drawing(  # and of their viruses
+PROKARYOTE_DRAWING = Drawing(  # and of their viruses
     {k: s for k, s in WITH_GENES.shares.items() if KIND_OF.get(k, k) in ("phages", "bacteria")},
     WITH_GENES.gc_power,
 )
@@ -240,8 +240,8 @@ class Data:
         apart: dict[str, int] = APART,
     ) -> Data:
         """``apart`` has other folds for some groups."""
-        of_genes = read_records(read_data_manifest(genes))
-        collection = collect(chain(records_of(manifest, split, parts), of_genes))
+        gene_records = read_records(read_data_manifest(genes))
+        collection = collect(chain(records_of(manifest, split, parts), gene_records))
         fold_of_group = group_folds(collection.records) | apart
         fold = np.array([fold_of_group[record.group] for record in collection.records])
         is_counted = np.array([record.kingdom != GENES for record in collection.records])
@@ -255,18 +255,16 @@ class Data:
         return Course(self.collection.where(is_inside), self.fold_of_record[is_inside], words)
 
 
-def lessons(
-    course: Course, of_size: Range, n_fragments: int, drawing: Drawing, seed: int
-) -> Lessons:
+def lessons(course: Course, bases: Range, n_fragments: int, drawing: Drawing, seed: int) -> Lessons:
     """Draw ``n_fragments`` of each label, and add synthetic ones, which are not viral."""
-    size = of_size.size
+    size = bases.size
     rng = np.random.default_rng([size, seed])
     fragments = draw(course.collection, size, n_fragments, drawing.shares, rng)
     records = course.collection.records
     kingdoms = [records[record].kingdom for record in fragments.record]
     kind = np.array([KINDS.index(KIND_OF.get(kingdom, kingdom)) for kingdom in kingdoms])
     is_virus = kind < N_VIRAL
-    read = partial(whole_features, part=of_size.part) if of_size.part else fragment_features
+    read = partial(whole_features, part=bases.part) if bases.part else fragment_features
     features = course.words.features(fragments, course.fold_of_record, read)
     gc = features[:, GC].astype(np.float64)
     weights = gc_matched_weights(gc, is_virus) ** drawing.gc_power
@@ -289,16 +287,16 @@ def lessons(
 
 def fit(course: Course, share: float) -> tuple[PieceNetworks, ...]:
     """Fit the nets of all sizes. Those of short pieces learn a share of the usual fragments."""
-    return tuple(fit_range(course, of_size, share) for of_size in RANGES)
+    return tuple(fit_range(course, bases, share) for bases in RANGES)
 
 
-def fit_range(course: Course, of_size: Range, share: float) -> PieceNetworks:
-    fitting, drawing = (OF_PARTS, MATCHED) if of_size.part else (FITTING, WITH_GENES)
-    n_fragments = int(N_FRAGMENTS[of_size.size] * (1.0 if of_size.part else share))
-    draws = [lessons(course, of_size, n_fragments, drawing, seed=0)]
+def fit_range(course: Course, bases: Range, share: float) -> PieceNetworks:
+    fitting, drawing = (PART_FITTING, MATCHED) if bases.part else (FITTING, WITH_GENES)
+    n_fragments = int(N_FRAGMENTS[bases.size] * (1.0 if bases.part else share))
+    draws = [lessons(course, bases, n_fragments, drawing, seed=0)]
     n_own = int(SHARE_OF_PROKARYOTES * n_fragments)
-    own = None if of_size.part else lessons(course, of_size, n_own, OF_PROKARYOTES, seed=0)
-    return fit_piece_nets(of_size, draws, course.words.table, fitting, own)
+    own = None if bases.part else lessons(course, bases, n_own, PROKARYOTE_DRAWING, seed=0)
+    return fit_piece_nets(bases, draws, course.words.table, fitting, own)
 
 
 def fit_once(data: Data, left_out: tuple[int, ...], file: Path) -> tuple[PieceNetworks, ...]:
@@ -339,8 +337,8 @@ class Drawn:
         """
         n_bases = self.fragments.digits.shape[1]
         inside = np.isin(self.kingdom, kingdoms) & ~np.isnan(self.log_odds)
-        of_cells = kinds_of_cells(self.collection, self.fragments, inside)
-        kinds = [(is_kind, LEEWAY.get(name, 1.0)) for name, is_kind in of_cells.items()]
+        cell_kinds = kinds_of_cells(self.collection, self.fragments, inside)
+        kinds = [(is_kind, LEEWAY.get(name, 1.0)) for name, is_kind in cell_kinds.items()]
         is_apart = np.array([record.kingdom in NO_GENOMES for record in self.records])
         counts = inside & ~is_apart
         log_odds = self.log_odds[counts]
@@ -365,8 +363,8 @@ def calibrate(
         )
         is_known = ~np.isnan(log_odds)  # a fragment may have only unknown bases
         knot = fit_knot(n_bases, log_odds[is_known], is_virus[is_known])
-        of_kingdom = [kinds[:, list(members)].sum(axis=1) for members in KINGDOMS.values()]
-        kingdom = np.argmax(of_kingdom, axis=0)
+        kingdom_sums = [kinds[:, list(members)].sum(axis=1) for members in KINGDOMS.values()]
+        kingdom = np.argmax(kingdom_sums, axis=0)
         knots.append(knot)
         drawn.append(Drawn(data.collection, fragments, knot.calibrated(log_odds), kingdom))
     error_rates = rates_over_lengths(drawn, range(len(KINGDOMS)))
@@ -424,9 +422,9 @@ def train(manifest: Path, genes: Path, split: Path, out: Path, parts: list[str])
         trained_groups=np.unique(np.array([*map(group_digest, groups)], dtype=np.uint64)),
     )
     save_scorer(out, scorer)
-    for pair, of_pair in nets.items():
+    for pair, pair_nets in nets.items():
         name = "".join(map(str, pair))
-        unseen = replace(scorer, pieces=of_pair, training=f"without folds {pair}")
+        unseen = replace(scorer, pieces=pair_nets, training=f"without folds {pair}")
         save_scorer(folder / f"fold{name}.safetensors", unseen)
 
 
@@ -486,15 +484,15 @@ def row_of(
 ) -> tuple[str, ...]:
     """The number of called own samples, and figures on a half viral mixture."""
     own, inside = samples.select(is_own), samples.select(is_inside)
-    n_of_label = np.bincount(inside.is_virus, minlength=2)
-    inside = replace(inside, weights=1 / n_of_label[inside.is_virus.astype(np.int64)])
+    n_per_label = np.bincount(inside.is_virus, minlength=2)
+    inside = replace(inside, weights=1 / n_per_label[inside.is_virus.astype(np.int64)])
     figures = inside.measure(is_called[is_inside])
     low, high = inside.bootstrap(is_called[is_inside], seed=0)
     cells = [name]
     for label in (True, False):
-        of_label = own.is_virus == label
-        n_groups = len(set(own.groups[of_label].tolist()))
-        cells += map(str, (of_label.sum(), n_groups, is_called[is_own][of_label].sum()))
+        has_label = own.is_virus == label
+        n_groups = len(set(own.groups[has_label].tolist()))
+        cells += map(str, (has_label.sum(), n_groups, is_called[is_own][has_label].sum()))
     values = (figures["auroc"], low["auroc"], high["auroc"], figures["calibration_error"])
     cells += ["" if value is None else f"{value:.4f}" for value in values]
     return tuple(cells)

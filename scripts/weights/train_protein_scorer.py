@@ -83,7 +83,7 @@ MADE = -1  # the fold of synthetic sequences
 PROKARYOTIC = ("phages", "bacteria", "archaea", "bins")
 WITH_INTERVAL = ("all", "phages and prokaryotes")
 _EDGES = np.geomspace(60, 1000, 12)
-_MOST, _FEWEST = 4.0, 20
+_MAX_FACTOR, _MIN_DIVISOR = 4.0, 20
 _AT_ONCE = 2000  # proteins
 SEED = 4
 SEEDS = (0, 1, 2)
@@ -137,10 +137,10 @@ class Library:
         for kind in np.unique(self.kind):
             rows = np.flatnonzero(self.kind == kind)
             group, length = self.group[rows], self.length[rows]
-            of_group = np.bincount(group, length, n_groups) ** BASES_POWER
+            group_weights = np.bincount(group, length, n_groups) ** BASES_POWER
             inside = length if by_residue else np.ones(len(rows))
             inside = inside / np.bincount(group, inside, n_groups)[group]
-            chances[rows] = shares[kind] * of_group[group] / of_group.sum() * inside
+            chances[rows] = shares[kind] * group_weights[group] / group_weights.sum() * inside
         for label in (True, False):
             chances[self.is_virus == label] /= chances[self.is_virus == label].sum()
         return chances
@@ -252,8 +252,8 @@ def count_pattern(library: Library, pattern: Sequence[int]) -> NDArray[np.float3
             rows = np.flatnonzero((library.fold == fold) & (library.is_virus == label))
             for some, proteins in library.where(rows).blocks():
                 owner, numbers = occurrences(proteins, pattern)
-                of_block = weights[rows[some]][owner]
-                counts[fold, label] += np.bincount(numbers, of_block, n_numbers(pattern))
+                block_weights = weights[rows[some]][owner]
+                counts[fold, label] += np.bincount(numbers, block_weights, n_numbers(pattern))
     return counts
 
 
@@ -322,8 +322,10 @@ def length_weights(length: IntArray, is_virus: BoolArray) -> FloatArray:
     """Weights that balance the labels at each length, so that it does not predict the label."""
     bins = np.digitize(length, _EDGES)
     counts = np.bincount(2 * bins + is_virus, minlength=2 * len(_EDGES) + 2).reshape(-1, 2)
-    weights = counts.sum(axis=1)[bins] / 2 / np.maximum(_FEWEST, counts[bins, is_virus.astype(int)])
-    return np.asarray(np.minimum(weights / weights.mean(), _MOST))
+    weights = (
+        counts.sum(axis=1)[bins] / 2 / np.maximum(_MIN_DIVISOR, counts[bins, is_virus.astype(int)])
+    )
+    return np.asarray(np.minimum(weights / weights.mean(), _MAX_FACTOR))
 
 
 def calibrated_by(
@@ -452,8 +454,8 @@ def row_of(
     samples = Samples(
         sigmoid(log_odds[is_inside]), inside.is_virus, inside.group, np.ones(len(inside))
     )
-    n_of_label = np.bincount(inside.is_virus, minlength=2)
-    samples = replace(samples, weights=1 / n_of_label[inside.is_virus.astype(np.int64)])
+    n_per_label = np.bincount(inside.is_virus, minlength=2)
+    samples = replace(samples, weights=1 / n_per_label[inside.is_virus.astype(np.int64)])
     is_called = called["default"][is_inside]
     figures = samples.measure(is_called)
     values = [figures["auroc"], None, None, figures["calibration_error"]]

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 from conftest import make_tiny, open_dna
 from forkserver_runner import virnucpro
-from run_helpers import hear_signals, is_ours, wait_until, write_fasta
+from run_helpers import hear_signals, is_own_process, wait_until, write_fasta
 
 SILENCE = 8  # seconds after which a worker counts as hung
 # a signal before the program can catch it ends it too, with the same meaning
@@ -84,7 +84,7 @@ class Run:
         return log.read_text() if log.exists() else ""
 
     def workers(self) -> list[psutil.Process]:
-        return [one for one in self.family() if is_ours(one)]
+        return [one for one in self.family() if is_own_process(one)]
 
     def family(self) -> list[psutil.Process]:
         """Return all processes of the run that exist, whatever their parent."""

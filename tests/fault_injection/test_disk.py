@@ -591,11 +591,11 @@ def damage(path: Path, harm: str, aside: Path) -> None:
 
 
 HARMS = ["gone", "empty", "truncated", "flipped", "zeros"]
-OF_FEATURES = ["of another shard", "of another recipe", "a pipe", "a link to nothing"]
+FEATURE_FAULTS = ["of another shard", "of another recipe", "a pipe", "a link to nothing"]
 
 
 @pytest.mark.parametrize("name", ["000001.h5", "*_copies.h5"])
-@pytest.mark.parametrize("harm", HARMS + OF_FEATURES)
+@pytest.mark.parametrize("harm", HARMS + FEATURE_FAULTS)
 def test_damaged_feature_file_is_remade(finished, make, tiny, undisturbed, tmp_path, harm, name):
     config, second = finished, make_tiny(tmp_path / "second", seed=1).model
     if harm == "of another recipe":
@@ -690,7 +690,7 @@ def put(*keys: object, value: object) -> Callable[[dict], None]:
 
 
 INDEX, N_ORFS, N_EMBEDDED, N_RESIDUES, DIGEST = range(5)  # index of a shard in a plan
-OF_LISTING = {
+LISTING_FAULTS = {
     "no slices": put("slices", value=None),
     "a slice of less": put("slices", 0, value=[1, 1]),
     "a slice of no file": put("slices", 0, 3, 0, 0, value=7),
@@ -724,7 +724,7 @@ FORGERIES = {
 }
 
 
-@pytest.mark.parametrize("name", [*FORGERIES, *OF_LISTING])
+@pytest.mark.parametrize("name", [*FORGERIES, *LISTING_FAULTS])
 def test_plan_with_impossible_values_is_remade(finished, tiny, undisturbed, name, chaos_seed):
     """Its checksum is correct, because whoever makes such a file can compute it.
 
@@ -732,11 +732,11 @@ def test_plan_with_impossible_values_is_remade(finished, tiny, undisturbed, name
     replaced in every round.
     """
     config = finished
-    plan = "shards/plan.json" if name in OF_LISTING else "shards/000000.plan"
+    plan = "shards/plan.json" if name in LISTING_FAULTS else "shards/000000.plan"
     whole = (config.output / plan).read_bytes()
     label, content = read_checksummed(config.output / plan, {})
     forged = json.loads(content)
-    ({**FORGERIES, **OF_LISTING}[name])(forged)
+    ({**FORGERIES, **LISTING_FAULTS}[name])(forged)
     text = json.dumps(forged).encode()
     write_checksummed(SafeDir(config.output), config.output / plan, text, label.attributes)
     inspect_run(config.output, verify=True)
@@ -745,7 +745,7 @@ def test_plan_with_impossible_values_is_remade(finished, tiny, undisturbed, name
     assert manifest is not None
     found = read_plan(rundir, manifest)
     is_recognised = found is None or bool(found.missing_slices)
-    if not is_recognised or [*FORGERIES, *OF_LISTING].index(name) % 5 == chaos_seed % 5:
+    if not is_recognised or [*FORGERIES, *LISTING_FAULTS].index(name) % 5 == chaos_seed % 5:
         assert_resumes(config, tiny, undisturbed)
         assert (config.output / plan).read_bytes() == whole
 

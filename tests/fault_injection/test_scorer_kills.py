@@ -29,7 +29,7 @@ plan.LETTERS_AT_ONCE = record_text.READ_BYTES = 20_000
 from virnucpro.cli.main import main
 main()
 """
-OF_A_TIME = ("run.json", "report.html", "virnucpro.log", ".lock")
+TIMED_FILES = ("run.json", "report.html", "virnucpro.log", ".lock")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def setting(tmp_path_factory) -> Setting:
 
 def outputs(folder: Path) -> dict[str, bytes]:
     """Return all files of a run that do not contain times."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in OF_A_TIME)
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in TIMED_FILES)
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

@@ -40,7 +40,7 @@ from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
 
 ON_ONE = {"device": "cpu", "workers": 1}
-OF_SEVERAL_MACHINES = {"plan_only", "no_embed", "executor", "executor_config"}
+CLUSTER_OPTIONS = {"plan_only", "no_embed", "executor", "executor_config"}
 PROTEINS = [("p1", "MKVLEFPQIL"), ("p2", "MSTNPKPQRK"), ("p3", "MKVLEFPQIL"), ("p0", "MA")]
 
 
@@ -115,11 +115,11 @@ def test_calls_equal_the_command_line_by_id(tiny, tmp_path):
 def test_records_are_called_in_order_and_resumed(tmp_path):
     rng = np.random.default_rng(2)
     pairs = [("z:1", random_dna(400, rng)), ("a|2", random_dna(60, rng)), ("m", "")]
-    of_biopython = [SeqRecord(Seq(bases), id=name) for name, bases in pairs]
+    seq_records = [SeqRecord(Seq(bases), id=name) for name, bases in pairs]
     calls = list(virnucpro.predict(pairs, output_dir=tmp_path / "run"))
     assert [call.record_id for call in calls] == ["z:1", "a|2", "m"]
     assert [call.status for call in calls] == ["scored", "too_short", "invalid"]
-    assert list(virnucpro.predict(of_biopython)) == calls
+    assert list(virnucpro.predict(seq_records)) == calls
     assert list(virnucpro.predict(pairs, output_dir=tmp_path / "run", resume=True)) == calls
     assert not list((tmp_path / "run").glob(".records*"))
 
@@ -453,7 +453,7 @@ def plain_texts_of_errors() -> Iterator[tuple[str, str]]:
 
 def test_errors_mention_options_by_field() -> None:
     """So Python can write them as arguments. Commands in backquotes stay commands."""
-    names = option_names(PredictOptions, ExtractOptions) - OF_SEVERAL_MACHINES
+    names = option_names(PredictOptions, ExtractOptions) - CLUSTER_OPTIONS
     texts = list(plain_texts_of_errors())
     assert len(texts) > 100
     for where, text in texts:
@@ -525,7 +525,7 @@ def test_signature_shows_types_and_defaults(
     assert get_type_hints(called).keys() == {*shown, "return"}
     for name in {"sequences", "input", *own}:
         del shown[name]
-    assert shown.keys() == option_names(options) - OF_SEVERAL_MACHINES - without
+    assert shown.keys() == option_names(options) - CLUSTER_OPTIONS - without
     types = get_type_hints(options)
     declared = {field.name: field.default for field in fields(options)} | {"strict": True}
     for name, parameter in shown.items():

@@ -91,8 +91,8 @@ def test_vectors_of_other_settings_are_not_used(tmp_path, changes):
     fill(cache_in(tmp_path), "MKV")
     assert cache_in(tmp_path, **changes).read(["MKV"]) == {}
     assert cache_in(tmp_path, model="another name").read(["MKV"]).keys() == {0}
-    of_another_device = VectorCache(CacheDir(tmp_path, ROOM), ENCODER, "cuda")
-    assert of_another_device.read(["MKV"]) == {}
+    other_device = VectorCache(CacheDir(tmp_path, ROOM), ENCODER, "cuda")
+    assert other_device.read(["MKV"]) == {}
 
 
 def test_flipped_bit_costs_only_its_vector(tmp_path):
@@ -259,9 +259,9 @@ def test_second_run_embeds_nothing(predict_on, tmp_path):
     assert first.n_cached == 0 and first.n_tokens == second.n_cached_tokens > 0
     names = ["000000.h5", "000001.h5"]
     for name in names:
-        of_first = (tmp_path / "first/features" / name).read_bytes()
-        assert (tmp_path / "second/features" / name).read_bytes() == of_first
-        assert (tmp_path / "without/features" / name).read_bytes() == of_first
+        first_bytes = (tmp_path / "first/features" / name).read_bytes()
+        assert (tmp_path / "second/features" / name).read_bytes() == first_bytes
+        assert (tmp_path / "without/features" / name).read_bytes() == first_bytes
     assert tables(tmp_path / "first") == tables(tmp_path / "second")
     counts = json.loads((tmp_path / "second/run.json").read_text())["counts"]
     assert (

@@ -57,15 +57,15 @@ def test_differences_are_reported_by_id(result, tmp_path):
     frames = FRAMES.replace("0.8789939", "0.878984").replace("b_chunk_1F3", "c_chunk_1F3")
     frames = frames.replace("others", "virus").replace("0.44986594", "0.500001")
     other = write(tmp_path / "other", frames, CHUNKS.replace("b_chunk_1\tTrue", "b_chunk_1\tFalse"))
-    of_frames = only(compare(result, other), "frames")
-    assert of_frames.kinds == {
+    frame_changes = only(compare(result, other), "frames")
+    assert frame_changes.kinds == {
         "only in A": ["b_chunk_1F3"],
         "only in B": ["c_chunk_1F3"],
         "labels differ": ["a_chunk_1R2 (others, virus)"],
     }
-    assert sorted(of_frames.differences) == pytest.approx([9.9e-6, 0.05013506])
-    of_chunks = only(compare(result, other), "chunks").kinds
-    assert of_chunks["labels differ"] == ["b_chunk_1 (True, False)"]
+    assert sorted(frame_changes.differences) == pytest.approx([9.9e-6, 0.05013506])
+    chunk_kinds = only(compare(result, other), "chunks").kinds
+    assert chunk_kinds["labels differ"] == ["b_chunk_1 (True, False)"]
     assert list(report_lines(compare(result, other))) == [
         "table        in both      only in A      only in B  labels differ  largest   median",
         "frames             2              1              1              1     0.05    0.025",

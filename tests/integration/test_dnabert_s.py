@@ -307,7 +307,7 @@ def merged_otherwise(number: int) -> str:
 
 
 STATE, WO = dnabert_reference.make_state(len(WORDS)), "encoder.layer.1.mlp.wo.weight"
-OF_BERT = {"encoder.layer.0.attention.self.query.weight": torch.zeros(3, 3)}
+BERT_STATE = {"encoder.layer.0.attention.self.query.weight": torch.zeros(3, 3)}
 RENAMED = {f"bert.{name}": tensor for name, tensor in STATE.items()}
 
 
@@ -321,7 +321,7 @@ RENAMED = {f"bert.{name}": tensor for name, tensor in STATE.items()}
         ({WO: STATE[WO].int()}, "int32"),
         ({WO: torch.zeros(1).expand(STATE[WO].shape)}, "repeats what is stored"),
         (dict.fromkeys(STATE) | RENAMED, "Missing key"),  # as in DNABERT-2
-        (OF_BERT, "Unexpected key"),  # a plain BERT
+        (BERT_STATE, "Unexpected key"),  # a plain BERT
         ({WO: 7}, "'int' object has no attribute"),
     ],
 )

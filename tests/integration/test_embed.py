@@ -113,10 +113,10 @@ def test_other_records_are_called_without_a_model(run_on, tmp_path):
     with_vectors = records_with_vectors(tmp_path / "viral")
     assert with_vectors == records_with_vectors(tmp_path / "all") - left
     per_record = vectors(tmp_path / "viral")
-    of_all = vectors(tmp_path / "all")
+    all_vectors = vectors(tmp_path / "all")
     # other neighbours in a batch: sums of float32 of some ten terms in another order
     for name, vector in per_record.items():
-        assert vector == pytest.approx(of_all[name], abs=1e-5)
+        assert vector == pytest.approx(all_vectors[name], abs=1e-5)
 
 
 def places_of(records: Records, recipe: Recipe, rules: tuple[EmbeddingRule, ...]) -> list[int]:
@@ -277,10 +277,10 @@ def test_head_calls_embedded_and_scorer_the_rest(run_on, tiny, tmp_path):
     run_on("run", *inputs, embed="viral", head=tiny.head_file)
     run_on("all", *inputs, head=tiny.head_file)
     execute(PredictOptions(input=inputs, output_dir=tmp_path / "alone"), lambda _: None)
-    of_run, by_head, by_scorer = (calls(tmp_path / name) for name in ("run", "all", "alone"))
-    left = {name for name, row in of_run.items() if "not emb" in row["note"]}
-    assert left and "unknown" in of_run.keys() - left and len(left) < len(of_run) - 1
-    for name, row in of_run.items():
+    run_calls, by_head, by_scorer = (calls(tmp_path / name) for name in ("run", "all", "alone"))
+    left = {name for name, row in run_calls.items() if "not emb" in row["note"]}
+    assert left and "unknown" in run_calls.keys() - left and len(left) < len(run_calls) - 1
+    for name, row in run_calls.items():
         assert without_note(row) == without_note((by_scorer if name in left else by_head)[name])
         # a head alone has no error rates; a known virus has that of the index
         has_rate = name in left or row["evidence"] in ("known", "both")
@@ -299,12 +299,12 @@ def test_block_of_replaced_records_is_called(tiny):
 def test_protein_scorer_selects_proteins(run_on, tmp_path):
     run_on("run", PROTEINS, embed="viral", head=None)
     execute(PredictOptions(input=(PROTEINS,), output_dir=tmp_path / "alone"), lambda _: None)
-    of_run, alone = calls(tmp_path / "run"), calls(tmp_path / "alone")
-    left = {name for name, row in of_run.items() if row["note"] == "not embedded"}
-    assert 0 < len(left) < len(of_run)
-    assert set(vectors(tmp_path / "run")) == of_run.keys() - left
+    run_calls, alone = calls(tmp_path / "run"), calls(tmp_path / "alone")
+    left = {name for name, row in run_calls.items() if row["note"] == "not embedded"}
+    assert 0 < len(left) < len(run_calls)
+    assert set(vectors(tmp_path / "run")) == run_calls.keys() - left
     scores = ("virus_score", "call", "status")
-    for name, row in of_run.items():
+    for name, row in run_calls.items():
         assert [row[column] for column in scores] == [alone[name][column] for column in scores]
 
 

@@ -100,7 +100,7 @@ class Watch:
         return set().union(*self.pids.values())
 
 
-def of_kind(kind, events):
+def select_kind(kind, events):
     return [event for event in events if isinstance(event, kind)]
 
 
@@ -165,7 +165,7 @@ def test_workers_without_shards_end_silently(make_config, tiny, tmp_path):
     executor, watch = ProcessExecutor(["cpu"] * 3, faulty_workers.OneStuckWorker), Watch()
     config = make_config(fasta, input_type="protein")
     assert run_inline(config, tiny.head, watch, executor).exit_code == 0
-    assert len(watch.started) == 3 and not of_kind(WorkerLost, watch.events)
+    assert len(watch.started) == 3 and not select_kind(WorkerLost, watch.events)
 
 
 def test_overlapping_batches_change_nothing(run_by, tmp_path):
@@ -224,13 +224,13 @@ def test_inline_model_leaves_malloc_alone(make_config, contigs):
 def test_shard_is_written_during_the_next(run_by):
     _, _, events = run_by()
     first_done = next(i for i, e in enumerate(events) if isinstance(e, ShardDone))
-    assert {e.shard.index for e in of_kind(BatchStarted, events[:first_done])} == {0, 1}
+    assert {e.shard.index for e in select_kind(BatchStarted, events[:first_done])} == {0, 1}
 
 
 @pytest.mark.parametrize("worker", [faulty_workers.KilledWorker, faulty_workers.HuntedWorker])
 def test_shards_of_killed_workers_are_done(run_by, undisturbed, worker):
     folder, _, events = run_by(ProcessExecutor(["cpu"] * 2, worker))
-    lost = of_kind(WorkerLost, events)
+    lost = select_kind(WorkerLost, events)
     assert len(lost) >= 3 and all("SIGKILL" in event.reason and event.shard for event in lost)
     if worker is faulty_workers.HuntedWorker:
         assert {event.shard.index for event in lost} == {2}
@@ -243,7 +243,7 @@ def test_three_random_kills_lose_no_sequence(run_by, tmp_path, worker):
     """In a shard with one sequence, in its batch, and in a worker before its first batch."""
     fasta = write_fasta(tmp_path / "one.faa", ONE)
     _, exit_code, events = run_by(ProcessExecutor(["cpu"], worker), fasta, input_type="protein")
-    lost = [event.reason for event in of_kind(WorkerLost, events)]
+    lost = [event.reason for event in select_kind(WorkerLost, events)]
     assert exit_code == 0 and len(lost) == 3 and all("SIGKILL" in reason for reason in lost)
 
 
@@ -303,9 +303,9 @@ def test_custom_executor_gives_the_same_run(run_by, undisturbed, poisoned, tmp_p
     assert_same_run(folder, undisturbed)
 
     folder, exit_code, events = run_by(BackwardExecutor(faulty_workers.LostContextWorker), poisoned)
-    lost = of_kind(WorkerLost, events)
+    lost = select_kind(WorkerLost, events)
     assert exit_code == 2 and len(lost) == 4 and not any(event.is_final for event in lost)
-    assert not of_kind(ShardFailed, events)
+    assert not select_kind(ShardFailed, events)
     expected, delivered = vectors(run_by(None, poisoned, output=tmp_path / "2")[0]), vectors(folder)
     missing = expected.keys() - delivered.keys()
     assert sorted(name.partition("_chunk_")[0] for name in missing) == ["contig1", "contig23"]
@@ -318,7 +318,7 @@ def test_custom_executor_gives_the_same_run(run_by, undisturbed, poisoned, tmp_p
 def test_shard_that_kills_outside_batches_is_lost(run_by, contigs, undisturbed, worker, guilty):
     folder, exit_code, events = run_by(ProcessExecutor(["cpu"] * 2, worker))
     assert exit_code == 2
-    assert {e.shard.index for e in of_kind(ShardFailed, events)} == {guilty}
+    assert {e.shard.index for e in select_kind(ShardFailed, events)} == {guilty}
     expected, found = vectors(undisturbed), vectors(folder)
     assert_same_vectors(found, {name: expected[name] for name in found})
     listed = (folder / "failed_files.txt").read_text().splitlines()
@@ -393,7 +393,7 @@ def test_silent_worker_is_replaced(run_by, tmp_path):
     fasta = write_fasta(tmp_path / "few.faa", proteins)
     executor = ProcessExecutor(["cpu"], faulty_workers.HangingWorker)
     folder, _, events = run_by(executor, fasta, input_type="protein", silence_seconds=0.4)
-    reasons = {event.reason for event in of_kind(WorkerLost, events)}
+    reasons = {event.reason for event in select_kind(WorkerLost, events)}
     assert reasons == {"the worker fell silent and was stopped"}
     assert statuses(folder) == {"good": "scored", "hangs": "failed"}
 
@@ -404,10 +404,10 @@ def test_silent_worker_is_replaced(run_by, tmp_path):
 def test_batch_too_large_is_halved(run_by, undisturbed, worker):
     folder, _, events = run_by(InlineExecutor(worker=worker))
     assert_same_run(folder, undisturbed)
-    reduced = [event.tokens_per_batch for event in of_kind(BatchSizeReduced, events)]
+    reduced = [event.tokens_per_batch for event in select_kind(BatchSizeReduced, events)]
     assert reduced == sorted(reduced, reverse=True)
     last = max(i for i, event in enumerate(events) if isinstance(event, BatchSizeReduced))
-    sizes = [event.n_tokens for event in of_kind(BatchDone, events[last:])]
+    sizes = [event.n_tokens for event in select_kind(BatchDone, events[last:])]
     in_flight_then = 500 if worker is faulty_workers.OverlappingSmallWorker else 0
     assert len(reduced) < 5 and max(sizes) <= max(reduced[-1], in_flight_then)
 
@@ -472,7 +472,7 @@ def test_out_of_memory_in_any_batch_loses_nothing(run_by, tmp_path):
         folder, exit_code, events = run_by(InlineExecutor(worker=worker), fasta, **changes)
         assert exit_code == 0, name
         assert_same_run(folder, tmp_path / "plain")
-        return len(of_kind(BatchStarted, events))
+        return len(select_kind(BatchStarted, events))
 
     n_batches = run_and_count("plain", Worker)
     assert n_batches > 6
@@ -511,7 +511,7 @@ def test_device_that_cannot_start_is_left_out(run_by, undisturbed):
     executor = ProcessExecutor(["cpu"] * 2, faulty_workers.OneDeviceWorker)
     folder, exit_code, events = run_by(executor)
     assert exit_code == 0
-    lost = of_kind(WorkerLost, events)
+    lost = select_kind(WorkerLost, events)
     assert [(event.worker, event.is_final) for event in lost] == [("cpu#1", True)]
     assert_same_run(folder, undisturbed)
 
@@ -519,7 +519,7 @@ def test_device_that_cannot_start_is_left_out(run_by, undisturbed):
 def test_slow_start_keeps_no_work(run_by, undisturbed):
     executor = ProcessExecutor(["cpu"] * 2, faulty_workers.OneStuckWorker, 60.0)
     folder, exit_code, events = run_by(executor)
-    assert exit_code == 0 and not of_kind(WorkerLost, events)
+    assert exit_code == 0 and not select_kind(WorkerLost, events)
     assert_same_run(folder, undisturbed)
 
 

@@ -186,8 +186,8 @@ def test_record_figures_match_the_table(ask, tiny, tmp_path):
     for one in stored["scores"][:3]:  # every score is in the histogram
         own = [row for name, row in predictions.items() if of[name]["length"] == one["length"]]
         for label in ("virus", "other"):
-            of_label = [row for row in own if of[row["record"]]["label"] == label]
-            scores = [float(row["virus_score"]) for row in of_label if row["virus_score"]]
+            label_rows = [row for row in own if of[row["record"]]["label"] == label]
+            scores = [float(row["virus_score"]) for row in label_rows if row["virus_score"]]
             bars = np.minimum((np.array(scores) * 40).astype(int), 39)  # 1 is in the last bar
             assert one[label] == np.bincount(bars, minlength=40).tolist()
         called = [float(row["virus_score"]) for row in own if row["call"] == "virus"]
@@ -244,8 +244,8 @@ def test_scorer_is_measured_without_a_model(manifest, tmp_path):
         own = [call for call in calls if of[call["record"]]["length"] == row["length"]]
         labels = np.array([of[call["record"]]["label"] == "virus" for call in own])
         called = np.array([call["call"] == "virus" for call in own])
-        of_all = row["no_orf_as_0"]["recall"], row["no_orf_as_0"]["false_positives"]
-        assert of_all == pytest.approx((called[labels].mean(), called[~labels].mean()), abs=5e-7)
+        all_rates = row["no_orf_as_0"]["recall"], row["no_orf_as_0"]["false_positives"]
+        assert all_rates == pytest.approx((called[labels].mean(), called[~labels].mean()), abs=5e-7)
     stored = json.loads((folder / "evaluation.json").read_text())
     assert stored["head"] is None and stored["scorer"]["sha256"] == Scorer.load_builtin().sha256
     assert "preset default" in stored["cut"]
@@ -326,15 +326,15 @@ def test_evaluation_on_training_data_says_so(ask, tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("of_head", "of_encoder", "words"),
+    ("head_data", "encoder_data", "words"),
     [
         ([], [0, 1], "its encoder was trained on 4 of 24 records, or"),
         ([0], [1], "the head was trained on 2, its encoder was trained on 2 of 24 records, or"),
     ],
 )
-def test_refusal_names_the_model_trained_on_the_data(ask, tiny, of_head, of_encoder, words):
-    head = trained_on(tiny.head, groups=["another", *(f"group{i}virus" for i in of_head)])
-    known = trained_on(tiny.head, groups=[f"group{i}virus" for i in of_encoder]).trained_groups
+def test_refusal_names_the_model_trained_on_the_data(ask, tiny, head_data, encoder_data, words):
+    head = trained_on(tiny.head, groups=["another", *(f"group{i}virus" for i in head_data)])
+    known = trained_on(tiny.head, groups=[f"group{i}virus" for i in encoder_data]).trained_groups
     with pytest.raises(InputError) as caught:
         ask(replace(head, encoder_groups=known))
     assert str(caught.value).startswith(words)

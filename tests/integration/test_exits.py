@@ -38,12 +38,12 @@ from virnucpro.viral.networks import OWN_SCORER, load_scorer
 
 PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-OF_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU)
+SCHEDULER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU)
 
 
 @pytest.fixture(autouse=True)
 def signals_as_before():
-    numbers = (*ASKING, *OF_SCHEDULERS)
+    numbers = (*ASKING, *SCHEDULER_SIGNALS)
     before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
     yield
     for number, handler in zip(numbers, before, strict=True):
@@ -110,7 +110,7 @@ def test_second_signal_does_not_disturb_the_end(monkeypatch):
     end_cleanly()
     with pytest.raises(_Terminated):
         signal.raise_signal(signal.SIGTERM)
-    for number in (*ASKING, *OF_SCHEDULERS):
+    for number in (*ASKING, *SCHEDULER_SIGNALS):
         signal.raise_signal(number)
     late = time.monotonic() + DEAF_SECONDS
     monkeypatch.setattr(module.time, "monotonic", lambda: late)
@@ -262,7 +262,7 @@ def long_run(tiny, tmp_path) -> list[object]:
     return [*words, "--head", tiny.head_file, "--device", "cpu", "--workers", "1"]
 
 
-@pytest.mark.parametrize("number", OF_SCHEDULERS)
+@pytest.mark.parametrize("number", SCHEDULER_SIGNALS)
 def test_signal_of_scheduler_ends_run(long_run, tmp_path, number):
     command = Beside(*long_run)
     log = tmp_path / "run" / "virnucpro.log"

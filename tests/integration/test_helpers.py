@@ -24,7 +24,7 @@ from run_helpers import (
     assert_gone,
     assert_same_run,
     flip_bit,
-    is_ours,
+    is_own_process,
     kill_ours,
     our_processes,
     run_inline,
@@ -277,7 +277,7 @@ def test_helpers_end_with_a_killed_parent(beginning, number):
         pids = list(map(int, parent.stdout.readline().split()))
         assert len(pids) == 2
         # the command line is empty for a moment after exec
-        wait_until(lambda: all(is_ours(psutil.Process(pid)) for pid in pids))
+        wait_until(lambda: all(is_own_process(psutil.Process(pid)) for pid in pids))
         parent.send_signal(number)
     assert_gone(*pids)
 

@@ -116,11 +116,11 @@ def test_strand_scores(length: int) -> None:
     scorer = Scorer.load_builtin()
     scores, pieces, kingdoms = score_block(texts, scorer)
     reverse = list(map(reverse_complement, texts))
-    of_reverse, of_pieces, kingdoms_of_reverse = score_block(reverse, scorer)
+    reverse_scores, piece_scores, kingdoms_of_reverse = score_block(reverse, scorer)
     assert kingdoms.tolist() == kingdoms_of_reverse.tolist()
-    np.testing.assert_array_equal(scores, of_reverse)
+    np.testing.assert_array_equal(scores, reverse_scores)
     for record in range(len(texts)):
-        here, there = (each.take(each.record == record) for each in (pieces, of_pieces))
+        here, there = (each.take(each.record == record) for each in (pieces, piece_scores))
         np.testing.assert_array_equal(here.start, length - (there.start + there.n_bases)[::-1])
         np.testing.assert_array_equal(here.log_odds, there.log_odds[::-1])
 
@@ -251,14 +251,14 @@ def variants(records: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
     return folder / "run"
 
 
-def of_records(table: Path, key: str, columns: tuple[str, ...]) -> dict[str, list[str]]:
+def read_columns(table: Path, key: str, columns: tuple[str, ...]) -> dict[str, list[str]]:
     return {row[key]: [row[column] for column in columns] for row in rows(table)}
 
 
 @pytest.mark.parametrize("change", ["reverse", "rna", "case"])
 def test_run_of_variants(variants: Path, records: dict[str, str], change: str) -> None:
-    calls = of_records(variants / "predictions.tsv", "record", CALL)
-    kinds = of_records(variants / "viruses.tsv", "record", KIND)
+    calls = read_columns(variants / "predictions.tsv", "record", CALL)
+    kinds = read_columns(variants / "viruses.tsv", "record", KIND)
     assert len(kinds) > 40
     for name in records:
         assert calls[f"{name}.{change}"] == calls[name]
@@ -275,8 +275,8 @@ def test_run_in_other_files(variants: Path, records: dict[str, str], tmp_path: P
     ]
     predict(*files, to=tmp_path / "run")
     for table, columns in (("predictions.tsv", CALL), ("viruses.tsv", KIND)):
-        here = of_records(tmp_path / "run" / table, "record", columns)
-        there = of_records(variants / table, "record", columns)
+        here = read_columns(tmp_path / "run" / table, "record", columns)
+        there = read_columns(variants / table, "record", columns)
         assert here == {name: row for name, row in there.items() if name in records}
 
 

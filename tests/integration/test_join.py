@@ -116,16 +116,16 @@ def test_record_without_frame_is_called_by_scorer(joined):
     recipe = Recipe(
         command="predict", input_type="nucleotide", chunk_size=500, min_length=0, encoders=()
     )
-    of_both, of_scorer = (
+    joined_rows, scored = (
         choose_classifier(ThresholdOptions(), "auto", head)
         .call(records, [[]] * len(sequences), recipe)
         .calls
         for head in (joined, None)
     )
     for name in ("statuses", "virus_scores", "base_scores", "are_viruses", "rates"):
-        assert getattr(of_both, name) == getattr(of_scorer, name), name
-    assert {*of_both.statuses} == {"scored", "no_orf", "invalid"}
-    assert {*of_both.are_viruses} == {True, False}
+        assert getattr(joined_rows, name) == getattr(scored, name), name
+    assert {*joined_rows.statuses} == {"scored", "no_orf", "invalid"}
+    assert {*joined_rows.are_viruses} == {True, False}
 
 
 def test_run_calls_by_scorer_and_head(joined, scorer, make_config, tmp_path):
@@ -150,20 +150,20 @@ def test_run_calls_by_scorer_and_head(joined, scorer, make_config, tmp_path):
         frames[record].setdefault(chunk[:-2], []).append(float(score))
     base = dict(zip(sequences, score_sequences(sequences.values(), scorer), strict=True))
     for name, bases in sequences.items():
-        row, of_frames = found[name], list(frames[name].values())
+        row, frame_rows = found[name], list(frames[name].values())
         value = base[name]
         if value is None:
             assert row["base_score"] == row["fdr"] == "", name
             continue
         assert float(row["base_score"]) == probability(value), name
-        if of_frames:
-            head = fmean(joined.facts.chunk_log_odds(of_frames))
+        if frame_rows:
+            head = fmean(joined.facts.chunk_log_odds(frame_rows))
             ask = (np.array([value]), np.array([head]), np.array([len(bases)]))
             value = combine_log_odds(joined.facts.join.knots, *ask).item()
         # scores have six decimals
         assert float(row["virus_score"]) == pytest.approx(probability(value), abs=1e-6), name
         assert row["status"] == "scored" and row["fdr"], name
-        cut = RATES.threshold_at(0.03) if of_frames else None
+        cut = RATES.threshold_at(0.03) if frame_rows else None
         if cut is not None:
             assert (row["call"] == "virus") == (value >= cut), name
     assert found["short"]["status"] == "scored" and float(found["short"]["n_frames_scored"]) > 0

@@ -96,10 +96,10 @@ def kmers_with_centres(bases: str) -> list[tuple[str, float]]:
 
 def index_of(owners: dict[str, int], limit: int = EVERY) -> KnownIndex:
     """Build an index of sequences and their owners."""
-    of_kmer = {
+    node_by_kmer = {
         hash_of(k): own for bases, own in owners.items() for k, _ in kmers_with_centres(bases)
     }
-    chosen = {value: owner for value, owner in of_kmer.items() if value <= limit}
+    chosen = {value: owner for value, owner in node_by_kmer.items() if value <= limit}
     hashes = np.array(list(chosen), dtype=np.uint64)
     node_of = np.array(list(chosen.values()), dtype=np.int64)
     owners_of_nodes = np.arange(len(NAMES), dtype=np.uint16)
@@ -194,9 +194,9 @@ def test_node_counts_ignore_blocks(viruses):
     together, _ = index.count_nodes(Windows.from_sequences(records))
     for record, bases in enumerate(records):
         alone, _ = index.count_nodes(Windows.from_sequences([bases]))
-        of_record = together.record == record
-        assert together.node[of_record].tolist() == alone.node.tolist()
-        assert together.n_hits[of_record].tolist() == alone.n_hits.tolist()
+        is_in_record = together.record == record
+        assert together.node[is_in_record].tolist() == alone.node.tolist()
+        assert together.n_hits[is_in_record].tolist() == alone.n_hits.tolist()
 
 
 def test_windows_equal_plain_python(viruses):

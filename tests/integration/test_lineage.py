@@ -46,7 +46,7 @@ def isolates(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def taxa(isolates) -> Taxa:
-    return Taxa.of_isolates(isolates)
+    return Taxa.from_isolates(isolates)
 
 
 def virus(**facts: str) -> dict[str, str]:
@@ -115,7 +115,7 @@ def test_rows_name_parents_and_hosts(isolates):
 def test_common_taxa_of_kmers():
     lineages = [ALPHA, ALPHA, BETA, NOTHING, (*ALPHA[:-1], "?")]
     numbers = {(): 0, ALPHA: 3, ALPHA[:-1]: 2, REALM: 1}
-    codes = TaxonCodes.of_lineages(lineages, numbers)
+    codes = TaxonCodes.from_lineages(lineages, numbers)
     some = np.arange(1, 100, dtype=np.uint64) << np.uint64(20)  # low hashes are in every sample
     one, two, three, four, five = some[different_residues(invert_hashes(some)) > 5][:5].tolist()
     viruses_of = {one: [0, 1], two: [4], three: [0, 2, 4], four: [0, 4], five: [0, 3]}
@@ -124,11 +124,11 @@ def test_common_taxa_of_kmers():
     viruses = np.array([number for _, number in kmers])
     pairs = KmerPairs(hashes, viruses, np.ones(len(viruses), dtype=np.bool_))
     kept = np.ones(5, dtype=np.bool_)
-    common = CommonTaxa.of_pairs(pairs, kept, np.arange(5), codes)
+    common = CommonTaxa.from_pairs(pairs, kept, np.arange(5), codes)
     assert common.hashes.tolist() == [one, two, three, four, five]
     assert common.taxa.tolist() == [3, 2, 2, 2, 0]
     assert common.depths.tolist() == [7, 7, 6, 6, 0]  # the second is of an unknown genus
-    without = CommonTaxa.of_pairs(pairs, kept & (np.arange(5) != 4), np.arange(5), codes)
+    without = CommonTaxa.from_pairs(pairs, kept & (np.arange(5) != 4), np.arange(5), codes)
     assert without.taxa[without.find(np.array([two, four], dtype=np.uint64))].tolist() == [3]
 
 
@@ -160,7 +160,7 @@ NODES = Nodes(
     taxa=np.array([0, 2, 3, 4, 2, 0], dtype=np.uint16),
     depths=np.array([0, 6, 7, 7, 7, 7], dtype=np.uint8),
 )
-SEVERAL, FAMILY, ALPHA_NODE, BETA_NODE, OF_FAMILY, UNKNOWN = range(6)
+SEVERAL, FAMILY, ALPHA_NODE, BETA_NODE, FAMILY_NODE, UNKNOWN = range(6)
 
 
 def names(lineages: Lineages, *records: dict[int, int], n_kmers: int = 100) -> list[int]:
@@ -181,7 +181,7 @@ def names(lineages: Lineages, *records: dict[int, int], n_kmers: int = 100) -> l
         ({ALPHA_NODE: 4, BETA_NODE: 1}, 3),
         ({ALPHA_NODE: 3, BETA_NODE: 1}, 2),
         ({ALPHA_NODE: 4, FAMILY: 90, SEVERAL: 90}, 3),  # these distinguish no genera
-        ({ALPHA_NODE: 3, OF_FAMILY: 1}, 2),
+        ({ALPHA_NODE: 3, FAMILY_NODE: 1}, 2),
         ({ALPHA_NODE: 8, UNKNOWN: 2}, 3),
         ({ALPHA_NODE: 4, FAMILY: 4, UNKNOWN: 2}, 2),
         ({ALPHA_NODE: 7, UNKNOWN: 2}, 0),

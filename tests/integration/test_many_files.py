@@ -164,8 +164,8 @@ def test_unreadable_files_are_listed(predicted, make_config, tiny, bad, tmp_path
     summary = run_inline(config, tiny.head)
     assert summary.exit_code == 2
     assert "failed: 5 of 9 files: see " in "\n".join(summary.lines(config.output))
-    of_one = "\n".join(replace(summary, n_refused=1).lines(config.output))
-    assert "  fix it or remove it from the command," in of_one
+    text = "\n".join(replace(summary, n_refused=1).lines(config.output))
+    assert "  fix it or remove it from the command," in text
     figures = measure_run(config.output)
     assert figures["state"] == "partial" and figures["remaining_seconds"] == 0
     assert figures["shards"]["total"] == figures["shards"]["done"] > 0
@@ -343,9 +343,9 @@ def test_each_file_has_its_tables_in_a_folder(predicted, folder):
     output = predicted(folder, per_file=True)
     found = sample_files(output)
     files = {*tables(output), "miuvig.tsv"}
-    of_genes = {"genes.tsv", "genes.gff3", "proteins.faa"}  # only where there is a virus
+    gene_files = {"genes.tsv", "genes.gff3", "proteins.faa"}  # only where there is a virus
     expected = {f"{name}/{file}" for name in (*"abcd", "empty") for file in files}
-    assert set(found) == expected | {f"{name}/{file}" for name in "abcd" for file in of_genes}
+    assert set(found) == expected | {f"{name}/{file}" for name in "abcd" for file in gene_files}
     for table, whole in tables(output).items():
         parts = [found[f"{name}/{table}"] for name in (*"abcd", "empty")]
         n_header = 0 if table.endswith(".fasta") else 1
@@ -591,8 +591,8 @@ def test_read_pairs_are_one_sample(predicted, pairs):
     ids = [f"contig_{i}/{mate}" for mate in (1, 2) for i in range(1, 6)]
     assert keys(output) == [(name, own) for name in ("one", "two") for own in ids]
     assert {path.name for path in (output / "samples").iterdir()} == {"one", "two"}
-    of_one = rows(output / "samples" / "one" / "predictions.tsv")
-    assert [row["record"] for row in of_one] == ids
+    text = rows(output / "samples" / "one" / "predictions.tsv")
+    assert [row["record"] for row in text] == ids
     samples = rows(output / "samples.tsv")
     assert [(row["file"], row["n_records"]) for row in samples] == [("one", "10"), ("two", "10")]
     assert all(len(row["path"].split("; ")) == 2 for row in samples)

@@ -146,7 +146,7 @@ def test_bed_and_gff3_name_the_records(run) -> None:
     assert [unquote(row[0]) for row in gff] == found
     assert not any(row[0].startswith((">", "#")) for row in gff)
     attributes = [dict(part.split("=") for part in row[8].split(";")) for row in gff]
-    assert [unquote(of_row["ID"]) for of_row in attributes] == names
+    assert [unquote(fields["ID"]) for fields in attributes] == names
 
 
 def test_fasta_has_the_names_of_the_tables(run) -> None:
@@ -178,9 +178,9 @@ def test_python_reads_the_ids_back(run, records) -> None:
 
 
 def test_compare_pairs_the_ids(run, records) -> None:
-    of_records = compare(run, run)
-    assert {one.table: one.n_both for one in of_records}["records"] == len(records)
-    assert all(one.agrees(0.0) for one in of_records)
+    record_changes = compare(run, run)
+    assert {one.table: one.n_both for one in record_changes}["records"] == len(records)
+    assert all(one.agrees(0.0) for one in record_changes)
 
 
 def test_regions_and_report_read_the_ids_back(run, tmp_path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import child_targets
 import psutil
 import pytest
-from run_helpers import ROOT, assert_gone, hear_signals, is_ours, wait_until, within
+from run_helpers import ROOT, assert_gone, hear_signals, is_own_process, wait_until, within
 
 from virnucpro.core.child_process import (
     ChildError,
@@ -152,7 +152,7 @@ def wait_for_import(parent: subprocess.Popen[bytes], library: str) -> psutil.Pro
     def look() -> psutil.Process | None:
         assert parent.poll() is None
         for child in psutil.Process(parent.pid).children():
-            if is_ours(child) and library in Path(f"/proc/{child.pid}/maps").read_text():
+            if is_own_process(child) and library in Path(f"/proc/{child.pid}/maps").read_text():
                 return child
         return None
 

@@ -156,10 +156,12 @@ def test_departure_likelihood_sums_all_paths(chain):
     expected = []
     for departure in departures:
         values = contrasts - departure
-        of_host, of_virus = (-0.35 * (values - at) ** 2 / (2 * 1.8**2) for at in (0.0, 3.0))
+        host_density, virus_density = (
+            -0.35 * (values - at) ** 2 / (2 * 1.8**2) for at in (0.0, 3.0)
+        )
         paths = product((False, True), repeat=9)
-        total = sum(exp(log_joint(path, starts, of_virus - of_host)) for path in paths)
-        expected.append(log(total) + of_host.sum())
+        total = sum(exp(log_joint(path, starts, virus_density - host_density)) for path in paths)
+        expected.append(log(total) + host_density.sum())
     likely = log_likelihoods(starts, contrasts, departures, MODEL)
     np.testing.assert_allclose(likely, expected, rtol=1e-10)  # sums of 512 float64 terms
 
@@ -564,7 +566,7 @@ def test_trna_repeat_and_genes_are_evidence():
 
 
 def test_provirus_counts_by_the_threshold():
-    finder = replace(ProvirusFinder.load_builtin(11), least_posterior=0.7)
+    finder = replace(ProvirusFinder.load_builtin(11), min_posterior=0.7)
     made = results([], [])
     (_, track), made.calls.are_viruses[1] = made.regions[0], True
     parts = (Region(0, 50, "provirus", 0.69), Region(60, 90, "provirus", 0.7))
@@ -806,10 +808,10 @@ def test_tracks_hold_pieces_of_searched_records(once, chromosomes):
     for name in ("lysogen", "host"):
         bases = chromosomes[name]
         pieces, _ = score_windows([bases], finder.scorer, finder.model.step)
-        of_record = [line[1:] for line in lines if line[0] == name]
-        starts = [int(start) - 1 for start, _, _, _ in of_record]
+        record_lines = [line[1:] for line in lines if line[0] == name]
+        starts = [int(start) - 1 for start, _, _, _ in record_lines]
         assert starts == pieces.start.tolist()
-        assert [f"{value:.3f}" for value in pieces.log_odds] == [row[2] for row in of_record]
+        assert [f"{value:.3f}" for value in pieces.log_odds] == [row[2] for row in record_lines]
     assert {line[0] for line in lines} == {"lysogen", "host"}
     viral = [line for line in lines if float(line[4]) > 0.5]
     assert all(88_000 < int(line[1]) < 122_000 for line in viral)
@@ -992,14 +994,14 @@ def test_virus_next_to_a_bounded_one():
     one = bases[:87_975] + bases[50_000:50_025] + bases[88_000:]
     two = one[:105_975] + one[90_000:90_025] + one[106_000:]
     run = ViralRun(100, 212, 50_300, 105_800)
-    for sequence, of_second, expected in (
+    for sequence, second_evidence, expected in (
         (two, 0.5, [first, second]),
         (two, 0.1, [first, second]),
         (one, 0.5, [first, (88_000, 105_800)]),
         (one, 0.1, [first]),
     ):
         evidence = np.zeros(359)
-        evidence[100:176], evidence[180:212] = 0.5, of_second
+        evidence[100:176], evidence[180:212] = 0.5, second_evidence
         repeats = repeats_by(evidence, sequence)
         around = repeats.from_window(run, (0, 180_000))
         assert around is not None
@@ -1024,8 +1026,8 @@ def test_run_with_a_rarer_repeat_wins():
     without = repeats_by(evidence, bases)
     assert without.confirmed(parts, [by_pieces]) == parts
     both, long = ViralRun(100, 240, 50_300, 120_000), evidence.copy()
-    for of_rest, kept in ((0.5, [ViralRun(176, 240, 88_200, 120_000)]), (0.1, [])):
-        long[177:240] = of_rest
+    for rest_evidence, kept in ((0.5, [ViralRun(176, 240, 88_200, 120_000)]), (0.1, [])):
+        long[177:240] = rest_evidence
         repeats = repeats_by(long, lysogen)
         assert repeats.confirmed([both], [by_pieces]) == [by_pieces, *kept], "what it leaves"
     near = ViralRun(100, 176, 50_001, 88_001)  # the same repeat is less by chance nearer to it
@@ -1050,9 +1052,9 @@ def test_region_by_all_paths_if_long_or_bounded():
     assert called[-1] == (True, True)
     assert called.count((False, True)) > 1
     assert called.count((True, False)) == 0
-    of_items = bases, 500 * np.arange(199), np.ones(199)
+    item_arguments = bases, 500 * np.arange(199), np.ones(199)
     for usual, is_proven in ((20_000.0, True), (20_001.0, False)):
-        repeats = Repeats.from_sequence(*of_items, replace(OWN, virus_bases=usual))
+        repeats = Repeats.from_sequence(*item_arguments, replace(OWN, virus_bases=usual))
         assert repeats.test_repeat(ViralRun(80, 120, 40_000, 60_000)) == is_proven
 
 

@@ -175,8 +175,8 @@ def test_false_discovery_rate_follows_prevalence(tmp_path):
 def test_senseless_threshold_is_refused(tmp_path, changes, reason):
     source = write(tmp_path / "in.fa", **many())
     with pytest.raises(UsageError, match=reason):
-        of_user = {"input": [source], "output_dir": tmp_path / "run", **changes}
-        execute(build_options(PredictOptions, of_user), lambda _: None, lambda _: NoExecutor())
+        user_options = {"input": [source], "output_dir": tmp_path / "run", **changes}
+        execute(build_options(PredictOptions, user_options), lambda _: None, lambda _: NoExecutor())
     assert not (tmp_path / "run").exists()
 
 
@@ -248,9 +248,13 @@ def test_piece_score_depends_on_its_own_bases(tmp_path):
     other = random_dna(300, np.random.default_rng(4)) + bases[217:517]
     predict(write(tmp_path / "in.fa", whole=bases, other=other), to=tmp_path / "run")
     table = rows(tmp_path / "run/prediction_results.txt")
-    of_piece = {row["Sequence_ID"]: row["score2"] for row in table}
-    assert len(of_piece) == 4 + 2
-    assert of_piece["whole_piece_2"] == of_piece["other_piece_2"] != of_piece["whole_piece_1"]
+    piece_scores = {row["Sequence_ID"]: row["score2"] for row in table}
+    assert len(piece_scores) == 4 + 2
+    assert (
+        piece_scores["whole_piece_2"]
+        == piece_scores["other_piece_2"]
+        != piece_scores["whole_piece_1"]
+    )
 
 
 def test_long_record_takes_four_bytes_per_base(tmp_path, monkeypatch):

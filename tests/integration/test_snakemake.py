@@ -44,17 +44,17 @@ def embed_two_samples(folder: Path, tiny, environment: dict[str, str], *how: str
         path.write_text("".join(f">{number}p{i}\n{one}\n" for i, one in enumerate(proteins)))
     samples = {"deep": files[:1], "shallow": files[1:]}
     config = {
-        "samples": {name: list(map(str, of_sample)) for name, of_sample in samples.items()},
+        "samples": {name: list(map(str, sample_files)) for name, sample_files in samples.items()},
         "options": f"--model {tiny.model} --head {tiny.head_file} --precision fp32",
         "work_options": "--device cpu --workers 1",
         "parts": 2,
     }
     snakemake(folder, environment, *how, **config)
-    for name, of_sample in samples.items():
+    for name, sample_files in samples.items():
         run = folder / "results" / name
         assert len(list((run / "logs").glob("work-*.log"))) == 2
         assert not leftovers(run)
-        assert_same_run(run, predict_here(of_sample, tiny, folder / name))
+        assert_same_run(run, predict_here(sample_files, tiny, folder / name))
 
 
 def test_runs_in_parts_are_those_of_one_machine(tiny, tmp_path):

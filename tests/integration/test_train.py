@@ -55,7 +55,7 @@ HIDDEN = 8
 SMALL = ("--chunk-size", "300", "--batch-size", "16", "--hidden", str(HIDDEN), "--epochs", "2")
 ON_CPU = ("--device", "cpu", "--precision", "fp32")
 # files of every training
-OF_ALL = {
+OVERALL_MEASURES = {
     "report.html",
     "frames",
     "split.tsv",
@@ -107,18 +107,18 @@ def names_in(folder: Path) -> set[str]:
 
 def test_train_writes_what_its_help_lists(head_only, finetuned, pretrained):
     tables = {"held_out.tsv", "gain.tsv"}
-    of_labels = {*OF_ALL, *tables, "records.fa", "model"}
-    assert names_in(head_only) == {*of_labels, "features"}
-    assert names_in(finetuned) == of_labels
-    assert names_in(pretrained) == {*OF_ALL, "model"}
-    of_esm2 = {"config.json", "model.safetensors", "README.md"}
-    assert names_in(finetuned / "model") == {*of_esm2, "head.safetensors"}
-    assert names_in(pretrained / "model") == of_esm2
-    of_name = {"encoder.safetensors", "head.safetensors", "README.md"}
-    assert names_in(head_only / "model") == of_name
+    label_files = {*OVERALL_MEASURES, *tables, "records.fa", "model"}
+    assert names_in(head_only) == {*label_files, "features"}
+    assert names_in(finetuned) == label_files
+    assert names_in(pretrained) == {*OVERALL_MEASURES, "model"}
+    esm2_files = {"config.json", "model.safetensors", "README.md"}
+    assert names_in(finetuned / "model") == {*esm2_files, "head.safetensors"}
+    assert names_in(pretrained / "model") == esm2_files
+    named_files = {"encoder.safetensors", "head.safetensors", "README.md"}
+    assert names_in(head_only / "model") == named_files
     for out in (head_only, finetuned, pretrained):
-        of_all_epochs = {"epoch_0001.pt"} if out == head_only else set()
-        assert names_in(out / "checkpoints") == {"best.pt", "epoch_0002.pt", *of_all_epochs}
+        epoch_files = {"epoch_0001.pt"} if out == head_only else set()
+        assert names_in(out / "checkpoints") == {"best.pt", "epoch_0002.pt", *epoch_files}
         assert [path.name for path in (out / "tensorboard").iterdir()]
         assert not leftovers(out)
 
@@ -206,8 +206,8 @@ def best_state(out: Path) -> dict[str, float]:
 def test_models_info_describes_a_head(head_only):
     head = Head.load(head_only / "model" / "head.safetensors")
     said = virnucpro("models", "info", head_only / "model" / "head.safetensors").stdout
-    of_folder = virnucpro("models", "info", head_only / "model").stdout
-    assert of_folder.endswith(said) and "layers      2" in of_folder
+    folder_info = virnucpro("models", "info", head_only / "model").stdout
+    assert folder_info.endswith(said) and "layers      2" in folder_info
     refused = virnucpro("models", "info", head_only)
     assert refused.returncode == 69 and "name the model in it" in refused.stderr
     for text in (head.sha256, head.facts.encoders[0].encoder_id, f"{head.facts.threshold:.6f}"):
@@ -510,8 +510,8 @@ def test_other_training_options_are_refused(finetuned, data, tiny):
     with pytest.raises(ResumeError, match="contains a training with other ") as caught:
         train_here(options(data, finetuned, **asked | changes))
     named = re.findall(r"(\w+) \([^;]*, now", str(caught.value))
-    of_devices = {"lr": "peak_lr", "batch_size": "effective_batch"}
-    assert named == sorted(of_devices.get(name, name) for name in changes)
+    device_names = {"lr": "peak_lr", "batch_size": "effective_batch"}
+    assert named == sorted(device_names.get(name, name) for name in changes)
     with pytest.raises(ResumeError, match=r"with other effective_batch \("):
         train_here(options(data, finetuned, workers=2, **asked))
 

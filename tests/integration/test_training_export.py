@@ -131,7 +131,7 @@ def test_training_data_of_an_encoder_is_passed_on(head):
         "groups": {group_digest("c")},
         "kmers": set(more.hashes),
     }
-    of_encoder = {
+    encoder_info = {
         "records": set(map(record_digest, ("ACGT", "GGG"))),
         "groups": set(map(group_digest, "ab")),
         "kmers": set(KMERS.hashes),
@@ -140,8 +140,8 @@ def test_training_data_of_an_encoder_is_passed_on(head):
         one |= {name: one[name].hashes for name in ("trained_kmers", "encoder_kmers")}
     for name in own:
         assert set(kept[f"trained_{name}"]) == set(finetuned[f"trained_{name}"]) == own[name]
-        assert set(kept[f"encoder_{name}"]) == of_encoder[name]
-        assert set(finetuned[f"encoder_{name}"]) == of_encoder[name] | own[name]
+        assert set(kept[f"encoder_{name}"]) == encoder_info[name]
+        assert set(finetuned[f"encoder_{name}"]) == encoder_info[name] | own[name]
 
 
 def test_word_unseen_in_training_has_finite_weights(tiny, tmp_path):

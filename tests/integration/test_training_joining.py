@@ -129,10 +129,10 @@ def test_inverted_log_odds_have_no_weight(name):
 def test_groups_and_labels_count_evenly():
     data = fragments(40)
     large = regrouped(data, np.where(data.is_virus & (np.arange(40) < 30), 0, data.groups))
-    of_virus = large.weights[data.is_virus]
-    assert of_virus.sum() == pytest.approx(0.5) == large.weights[~data.is_virus].sum()
+    virus_weights = large.weights[data.is_virus]
+    assert virus_weights.sum() == pytest.approx(0.5) == large.weights[~data.is_virus].sum()
     n_large = int((large.groups[data.is_virus] == 0).sum())
-    share = of_virus[large.groups[data.is_virus] == 0].sum() / of_virus[-1]
+    share = virus_weights[large.groups[data.is_virus] == 0].sum() / virus_weights[-1]
     assert share == pytest.approx(n_large**0.25)
 
 
@@ -214,8 +214,8 @@ def test_stretches_are_scored_on_their_chunks(tmp_path):
     store = FrameStore.open(tmp_path / "frames")
     found = read_fragments(tmp_path / "records.fa", store, splits, 300, scorer, STANDARD)
     seen = set()
-    for split, of_lengths in found.items():
-        for runs in of_lengths:
+    for split, length_rates in found.items():
+        for runs in length_rates:
             for (first, end), group, base in zip(
                 runs.chunks, runs.groups, runs.scores, strict=True
             ):
@@ -285,8 +285,8 @@ def test_scorer_training_groups_are_left_out(tmp_path):
     training = train_here(asked)
     store, splits = FrameStore.open(training.frames), read_split(training.split)
     groups = sorted(name for name, split in splits.items() if split == "validation")
-    of_label = [[g for g in groups if g.startswith(label)] for label in ("virus", "other")]
-    assert min(map(len, of_label)) >= 3
+    groups_by_label = [[g for g in groups if g.startswith(label)] for label in ("virus", "other")]
+    assert min(map(len, groups_by_label)) >= 3
     is_virus = np.array([name.startswith("virus") for name in groups])
     numbers = np.array([sorted(splits).index(name) for name in groups])
     data_of = scored(300, np.zeros(len(groups)), np.zeros(len(groups)), is_virus, numbers)

@@ -15,7 +15,7 @@ from sampling import Collection, Fragments, collect, draw, gc_matched_weights
 from scorer_file import save_scorer
 from scorer_folds import (
     ELEMENTS,
-    FEWEST_GROUPS,
+    MIN_GROUPS,
     N_FOLDS,
     evened,
     fit_knot,
@@ -182,14 +182,14 @@ def test_genes_move_no_fold(
         kingdom: [f"all.fa\t{kingdom[0]}{i}\t{label}\t{kingdom} {i}\t{kingdom}" for i in range(13)]
         for kingdom, label in kingdoms.items()
     }
-    names = [row.split("\t")[1] for of_kingdom in rows.values() for row in of_kingdom]
+    names = [row.split("\t")[1] for kingdom_rows in rows.values() for row in kingdom_rows]
     (tmp_path / "all.fa").write_text("".join(f">{name}\n{bases}\n" for name in names))
     genes, manifest, split = (tmp_path / name for name in ("genes.tsv", "data.tsv", "split.tsv"))
-    header, of_genes = "path\tid\tlabel\tgroup\tkingdom", rows.pop(GENES)
-    genes.write_text("\n".join([header, *of_genes]))
-    of_data = [row for of_kingdom in rows.values() for row in of_kingdom]
-    manifest.write_text("\n".join([header, *of_data]))
-    groups = [row.split("\t")[3] for row in of_data]
+    header, gene_rows = "path\tid\tlabel\tgroup\tkingdom", rows.pop(GENES)
+    genes.write_text("\n".join([header, *gene_rows]))
+    data_rows = [row for kingdom_rows in rows.values() for row in kingdom_rows]
+    manifest.write_text("\n".join([header, *data_rows]))
+    groups = [row.split("\t")[3] for row in data_rows]
     split.write_text("\n".join(["group\tpart", *(f"{group}\ttrain" for group in groups)]))
     data = Data.read(manifest, genes, split, ["train"])
     alone = collect(records_of(manifest, split, ["train"]))
@@ -259,10 +259,10 @@ def test_nets_learn_several_kinds() -> None:
     held_out = np.concatenate([biased(50, codon, rng) for codon in codons])
     log_odds = fragment_log_odds(held_out, [nets])
     assert ((log_odds > 0) == (np.arange(200) < 100)).mean() > 0.95
-    (of_shares, n_viral), (of_ratios, n_of_two) = nets.nets.stacks.values()
+    (share_stack, n_viral), (ratio_stack, n_of_two) = nets.nets.stacks.values()
     # a net for each lesson; one view distinguishes kinds, the other does not
-    assert (of_shares[-1][1].shape, n_viral) == ((2, 4), 2)
-    assert (of_ratios[-1][1].shape, n_of_two) == ((2, 2), 1)
+    assert (share_stack[-1][1].shape, n_viral) == ((2, 4), 2)
+    assert (ratio_stack[-1][1].shape, n_of_two) == ((2, 2), 1)
 
 
 def test_prokaryote_net_moves_similar_records(
@@ -276,9 +276,9 @@ def test_prokaryote_net_moves_similar_records(
     )
     lessons = Lessons(features, kinds, np.ones(800), 2, 4)
     opposite = replace(lessons, kind=(kinds + 2) % 4)
-    fitting, of_size = Fitting(batch=50, epochs=8), Range(150, 150)
-    with_it = fit_piece_nets(of_size, [lessons], NO_WORDS, fitting, opposite)
-    usual = fit_piece_nets(of_size, [lessons], NO_WORDS, fitting)
+    fitting, bases = Fitting(batch=50, epochs=8), Range(150, 150)
+    with_it = fit_piece_nets(bases, [lessons], NO_WORDS, fitting, opposite)
+    usual = fit_piece_nets(bases, [lessons], NO_WORDS, fitting)
     held_out = np.concatenate([biased(50, codon, rng) for codon in codons])
     moved = fragment_log_odds(held_out, [with_it]) - fragment_log_odds(held_out, [usual])
     phages, viruses, bacteria, cells = np.median(moved.reshape(4, 50), axis=1)
@@ -367,8 +367,8 @@ def test_threshold_limits_each_kind_of_cells() -> None:
 
 
 def test_kind_of_cells_needs_enough_groups() -> None:
-    rows = [(f"b{i}", False, f"b{i}", "bacteria") for i in range(FEWEST_GROUPS)]
-    rows += [(f"f{i}", False, f"f{i}", "fungi") for i in range(FEWEST_GROUPS - 1)]
+    rows = [(f"b{i}", False, f"b{i}", "bacteria") for i in range(MIN_GROUPS)]
+    rows += [(f"f{i}", False, f"f{i}", "fungi") for i in range(MIN_GROUPS - 1)]
     collection = collection_of([*rows, ("v", True, "v", "phages")])
     n_bases = int(collection.lengths[0]) // 2
     drawn = np.repeat(np.arange(len(rows) + 1), [4] + [1] * len(rows))

@@ -328,7 +328,7 @@ def run_of_one_record(config: RunConfig, tiny: Tiny) -> RunConfig:
     return config
 
 
-def of_another_width(h5: h5py.File, width: int, n_rows: int) -> None:
+def change_width(h5: h5py.File, width: int, n_rows: int) -> None:
     del h5["embeddings"]
     h5["embeddings"] = np.ones((n_rows, width), dtype=np.float32)
 
@@ -340,7 +340,7 @@ def test_vectors_of_wrong_width_are_remade(tmp_path, tiny, make_config, width, c
     before, path = vectors(config.output), config.output / "features" / "000000.h5"
     outputs = {table: table.read_bytes() for table in config.output.glob("*prediction*")}
     assert bool(outputs) == (command == "predict")
-    change_content(path, lambda h5: of_another_width(h5, width, len(before)))
+    change_content(path, lambda h5: change_width(h5, width, len(before)))
     read_embeddings(path, {})  # but for the width it is a feature file
     head = tiny.head if command == "predict" else None
     assert run_inline(again(config, resume=True), head).n_tokens > 0

@@ -348,10 +348,10 @@ OTHER_OUTPUTS = (*OUTPUTS["predict"], OutputFile("another.tsv"))
 )
 def test_rows_of_another_version_are_not_joined(plan, monkeypatch, name, value):
     store = stored_rows(plan)
-    of_one = store.plan.slices[:1]
-    assert store.has(of_one) and store.read(of_one) is not None
+    first_slice = store.plan.slices[:1]
+    assert store.has(first_slice) and store.read(first_slice) is not None
     monkeypatch.setattr(f"virnucpro.{name}", value)
-    assert not store.has(of_one) and store.read(of_one) is None
+    assert not store.has(first_slice) and store.read(first_slice) is None
 
 
 def stored_rows(plan: Callable[..., Path]) -> RowStore:
@@ -392,8 +392,10 @@ def test_scorer_parts_with_damage_are_remade(contigs, tmp_path):
     damaged.write_bytes(damaged.read_bytes()[:-1000])
     gone.unlink()
     run(config("spread", resume=True), ProcessExecutor(()), lambda _: None)
-    of_both = [outputs(tmp_path / name) for name in ("alone", "spread")]
-    assert of_both[0] == of_both[1] and any(name.startswith("scores/") for name in of_both[0])
+    both_outputs = [outputs(tmp_path / name) for name in ("alone", "spread")]
+    assert both_outputs[0] == both_outputs[1] and any(
+        name.startswith("scores/") for name in both_outputs[0]
+    )
 
 
 def test_repeated_id_in_a_part_is_refused(plan, contigs):
@@ -523,12 +525,12 @@ def write_log(path: Path, *ends: tuple[int, int, int | None], seconds: float) ->
     fields = {"time": 100.0, "event": "WorkerReady", "worker": "cpu", "memory": [0, 0]}
     lines = [fields | {"description": "a CPU"}]
     for index, n_tokens, n_failed in ends:
-        of_shard = {"worker": "cpu", "shard": [index, 9, 9, 999], "time": 100.0 + seconds}
+        shard_event = {"worker": "cpu", "shard": [index, 9, 9, 999], "time": 100.0 + seconds}
         batch = {"event": "BatchDone", "n_tokens": n_tokens, "memory": [0, 0]}
         end = {"event": "ShardDone", "seconds": 1.0, "n_failed": n_failed}
         if n_failed is None:
             end = {"event": "ShardFailed", "reason": "bad"}
-        lines += [of_shard | batch, of_shard | end]
+        lines += [shard_event | batch, shard_event | end]
     path.write_text("".join(f"2026 INFO    event {json.dumps(line)}\n" for line in lines))
 
 

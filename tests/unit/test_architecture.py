@@ -111,7 +111,7 @@ def test_test_modules_import_no_other_test_module() -> None:
 
 
 # what an extraction, or its share of the work, never imports at first
-OF_OTHER_COMMANDS = ("viral.", "training.", "results.report.", "api")
+OTHER_COMMANDS = ("viral.", "training.", "results.report.", "api")
 # each is imported only where input, machine or options need it
 OPTIONAL = {
     *(
@@ -154,7 +154,7 @@ def test_extraction_loads_no_other_command(command: str) -> None:
     loaded = imported_at_first(f"cli.{command}") | imported_at_first(f"workflows.{workflow}")
     loaded |= imported_at_first("cli.main")
     assert "engine.local" in loaded and "store.plan" in loaded
-    assert not [name for name in loaded if name.startswith(OF_OTHER_COMMANDS)]
+    assert not [name for name in loaded if name.startswith(OTHER_COMMANDS)]
     if command == "extract":
         assert set(MODULES) >= OPTIONAL
         assert not loaded & OPTIONAL
@@ -336,18 +336,18 @@ IN_A_RUN_FOLDER = [
 BY_PATH = {"unlink", "rmdir", "mkdir", "rename", "touch", "write_text", "write_bytes"}
 BY_PATH |= {"symlink_to", "hardlink_to"}
 # the run folder itself may be a link, and is made as one
-OF_A_ROOT = {"self.root.mkdir": "store.run_dir", "folder.mkdir": "api"}
-OF_A_ROOT |= {"folder.path.mkdir": "engine.vector_cache"}
+ROOT_MAKERS = {"self.root.mkdir": "store.run_dir", "folder.mkdir": "api"}
+ROOT_MAKERS |= {"folder.path.mkdir": "engine.vector_cache"}
 # the user names it, outside of the run folder
-OF_A_ROOT |= {"parent.mkdir": "workflows.export"}
+ROOT_MAKERS |= {"parent.mkdir": "workflows.export"}
 
 
 def writing_that_follows_links(tree: ast.Module) -> Iterator[object]:
     """Return calls that write or delete in a run folder without ``SafeDir``."""
     for function, call in calls_in(tree):
         by_path = function.rpartition(".")[2] in BY_PATH
-        of_a_root = function in OF_A_ROOT and tree is tree_of(OF_A_ROOT[function])
-        if (by_path and not of_a_root) or function in ("os.replace", "os.remove"):
+        makes_root = function in ROOT_MAKERS and tree is tree_of(ROOT_MAKERS[function])
+        if (by_path and not makes_root) or function in ("os.replace", "os.remove"):
             yield call.lineno
     for node in nodes_of(tree, ast.ImportFrom):
         if node.module == "virnucpro.core.atomic_io":

@@ -42,7 +42,7 @@ def records_of(ids: Sequence[str], own_ids: Sequence[str] = ()) -> Records:
     own = own_ids or [""] * len(ids)
     each = zip(ids, own, strict=True)
     return Records.from_records(
-        FastaRecord(name, name, "ACGT", own_id=of_file) for name, of_file in each
+        FastaRecord(name, name, "ACGT", own_id=file_id) for name, file_id in each
     )
 
 
@@ -322,9 +322,9 @@ def test_frames_and_vectors_have_unique_names(tmp_path, make_config, tiny, conti
     run_inline(config, tiny.head)
     ids = {*contigs, *clashing}
     frames = [row["Sequence_ID"] for row in rows(config.output / "prediction_results.txt")]
-    of_vectors = vectors(config.output)
+    vector_ids = vectors(config.output)
     chunks = [record.id for record in read_fasta(config.output / "chunks.fa")]
-    assert {*frames} == {*of_vectors}
+    assert {*frames} == {*vector_ids}
     assert len({*frames, *chunks}) == len(frames) + len(chunks)
     assert ids.isdisjoint([*frames, *chunks])
     assert {"c1_chunk_1_2", "c2_chunk_2_3", "c1_chunk_2", "c3_chunk_1"} <= {*chunks}

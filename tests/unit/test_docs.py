@@ -26,7 +26,7 @@ PAGES += [ROOT / "examples/README.md", ROOT / "scripts/weights/README.md"]
 README, OUTPUT_PAGE = ROOT / "README.md", ROOT / "docs/OUTPUT.md"
 GPU_PAGE = ROOT / "docs/GPU_OPTIMIZATION.md"
 # options of other programs, and of our scripts and tests
-OF_OTHERS = """
+FOREIGN_OPTIONS = """
     --array --chaos-seed --configfile --cores --deepmicroclass --dependency --dry-run
     --force-reinstall --genomad --gpu-bind --gres --hypothesis-profile --index-url --jaeger --jobs
     --kraken2 --kraken2-database --logdir --mem --nnodes --no-deps --no-python --nproc-per-node --nv
@@ -55,7 +55,7 @@ def all_options() -> Iterator[str]:
 def test_options_on_pages_exist(page: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text()))
     programs = "--install-completion", "--help", "--version"
-    assert named <= {*all_options(), *programs, *OF_OTHERS.split()}
+    assert named <= {*all_options(), *programs, *FOREIGN_OPTIONS.split()}
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "Makefile"], ids=lambda page: page.name)
@@ -91,9 +91,9 @@ def test_quoted_messages_exist() -> None:
     symptoms = re.findall(r"^\| `([^`]+)`", tables.partition("## Getting help")[0], re.MULTILINE)
     texts = [path.read_text() for path in (ROOT / "virnucpro").rglob("*.py")]
     source = re.sub(r'"\s*f?"', "", "".join(texts))  # strings over several lines
-    of_torch = "Cannot re-initialize CUDA in forked subprocess"
+    torch_message = "Cannot re-initialize CUDA in forked subprocess"
     assert len(symptoms) >= 8
-    for symptom in set(symptoms) - {of_torch}:
+    for symptom in set(symptoms) - {torch_message}:
         for part in VARIABLE.split(symptom):
             assert part.strip() in source, symptom
 

@@ -124,8 +124,8 @@ def rows_of(config: RunConfig) -> list[dict[str, Rows]]:
 def test_vectors_of_encoders_are_joined_by_id(pair):
     config, head = pair
     assert run_inline(config, head).exit_code == 0
-    of_esm2, counts = rows_of(config)
-    assert of_esm2.keys() == counts.keys() and len(counts) > 100
+    esm2_rows, counts = rows_of(config)
+    assert esm2_rows.keys() == counts.keys() and len(counts) > 100
     scores = [
         row.split("\t")[::3]
         for row in (config.output / "prediction_results.txt").read_text().splitlines()[1:]
@@ -133,7 +133,7 @@ def test_vectors_of_encoders_are_joined_by_id(pair):
     assert {name for name, _ in scores} == set(counts)
     assert len({score for _, score in scores}) > 50
     for name, score in scores:
-        vector = np.concatenate([of_esm2[name], counts[name]])
+        vector = np.concatenate([esm2_rows[name], counts[name]])
         assert float(score) == head.classify(vector[None])[0]
 
 
@@ -146,8 +146,8 @@ def test_frame_failed_by_one_encoder(pair):
 
     config, head = pair
     assert run_inline(config, head, executor=InlineExecutor(worker=Picky)).exit_code == 2
-    of_esm2, counts = rows_of(config)
-    failed = of_esm2.keys() - counts.keys()
+    esm2_rows, counts = rows_of(config)
+    failed = esm2_rows.keys() - counts.keys()
     assert failed
     table = (config.output / "prediction_results.txt").read_text()
     assert {line.split("\t")[0] for line in table.splitlines()[1:]} == set(counts)

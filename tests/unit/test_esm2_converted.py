@@ -79,16 +79,16 @@ def test_damaged_copy_is_noticed(checkpoint, converted, kept):
         converted.write_bytes(damaged)
         assert prepared(checkpoint) == (converted, True)
         assert prepared(checkpoint) == (converted, False)
-    of_copy = converted.with_suffix(".json")
+    copy_facts = converted.with_suffix(".json")
     for note in kept.glob("*.json"):
         keys = json.loads(note.read_text()).keys()
         texts = ("", "[]", json.dumps({"format": 1}), json.dumps({"source_sha256": "../../x"}))
         for text in (*texts, "[" * 100_000):
             note.write_text(text)
-            assert prepared(checkpoint) == (converted, note == of_copy)
+            assert prepared(checkpoint) == (converted, note == copy_facts)
             assert json.loads(note.read_text()).keys() == keys
         note.unlink()
-        assert prepared(checkpoint) == (converted, note == of_copy)
+        assert prepared(checkpoint) == (converted, note == copy_facts)
     assert prepared(checkpoint) == (converted, False)
 
 
@@ -148,6 +148,6 @@ def test_weights_are_mapped_and_not_copied(converted):
     weight = load_esm2(converted, 2, BF16, CPU).layers[0].qkv.weight
     maps = psutil.Process().memory_maps(grouped=False)
     bounds = [[int(bound, 16) for bound in one.addr.split("-")] for one in maps]
-    of_weight = [low <= weight.data_ptr() < high for low, high in bounds]
-    (path,) = (one.path for one in compress(maps, of_weight))
+    is_in_file = [low <= weight.data_ptr() < high for low, high in bounds]
+    (path,) = (one.path for one in compress(maps, is_in_file))
     assert path == str(converted)

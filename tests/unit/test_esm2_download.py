@@ -68,7 +68,7 @@ def publish(tmp_path, monkeypatch, checkpoint, folder) -> Callable[..., None]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     figures = {
         "n_bytes": len(checkpoint),
-        "most_bytes": 2 * len(checkpoint),
+        "max_bytes": 2 * len(checkpoint),
         "sha256": hashlib.sha256(checkpoint).hexdigest(),
     }
 
@@ -155,7 +155,7 @@ def test_missing_model_is_fetched_once(checkpoint, tmp_path):
 
 def publish_contact_head(url: str) -> str:
     """Publish a contact head for the small model, and return its file name."""
-    head = RemoteFile(url=f"{url}/{NAME}-contact-regression.pt", most_bytes=100_000)
+    head = RemoteFile(url=f"{url}/{NAME}-contact-regression.pt", max_bytes=100_000)
     PUBLISHED[NAME] = replace(PUBLISHED[NAME], contact_head=head)
     return head.name
 

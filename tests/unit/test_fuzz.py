@@ -30,7 +30,7 @@ from region_helpers import host_dna
 from run_helpers import execute, predict_here, write_fasta, write_run_json
 
 from virnucpro.cli.main import main
-from virnucpro.core.atomic_io import MOST_JSON
+from virnucpro.core.atomic_io import MAX_JSON_BYTES
 from virnucpro.core.json_checksum import add_checksum
 from virnucpro.core.recipe import Recipe
 from virnucpro.engine.local import InlineExecutor
@@ -108,7 +108,7 @@ class Damage:
     def choose(self, choices: Iterable[Any]) -> Any:
         return self.rng.choice(list(choices))
 
-    def of_bytes(self, content: bytes) -> bytes:
+    def mutate_bytes(self, content: bytes) -> bytes:
         """Change or drop bytes, change numbers, or cut off the end."""
         for _ in range(self.rng.randint(1, 3)):
             start = self.rng.randint(0, len(content))
@@ -131,14 +131,14 @@ class Damage:
                     content = content[:start] + content[max(0, start - 200) :]
         return content
 
-    def of_values(self, text: str) -> str:
+    def mutate_values(self, text: str) -> str:
         """Change JSON so that a value or two have another type or another name."""
         whole = {"": json.loads(text)}
         for _ in range(self.rng.randint(1, 2)):
             holder, key = self.choose(places_in(whole))
             value = holder[key]
             if isinstance(value, str) and value.startswith("{") and self.rng.random() < 0.8:
-                holder[key] = self.of_values(value)
+                holder[key] = self.mutate_values(value)
             elif isinstance(holder, dict) and holder is not whole and self.rng.random() < 0.2:
                 holder[f"{key}_2"] = holder.pop(key)
             else:
@@ -146,17 +146,17 @@ class Damage:
         dumped = json.dumps(whole[""])
         return dumped.replace('"DEEP"', DEEP).replace('"HUGE"', "9" * 5_000)
 
-    def of_json(self, content: bytes) -> bytes:
+    def mutate_json(self, content: bytes) -> bytes:
         if self.rng.random() < 0.3:
-            return self.of_bytes(content)
-        return self.of_values(content.decode()).encode()
+            return self.mutate_bytes(content)
+        return self.mutate_values(content.decode()).encode()
 
-    def of_tensors(self, content: bytes) -> bytes:
+    def mutate_tensors(self, content: bytes) -> bytes:
         """Change the header or any bytes of a safetensors file."""
         if self.rng.random() < 0.2:
-            return self.of_bytes(content)
+            return self.mutate_bytes(content)
         end = 8 + int.from_bytes(content[:8], "little")
-        header = self.of_values(content[8:end].decode()).encode()
+        header = self.mutate_values(content[8:end].decode()).encode()
         return len(header).to_bytes(8, "little") + header + content[end:]
 
 
@@ -237,9 +237,9 @@ def put_back_with(run: Path, files: dict[str, bytes], **facts: object) -> None:
 
 @fuzzed
 def test_any_fasta_ends_as_promised(damage, fasta, folder):
-    content = damage.of_bytes(fasta.read_bytes())
+    content = damage.mutate_bytes(fasta.read_bytes())
     if damage.is_next():
-        content = damage.of_bytes(gzip.compress(content, mtime=0))
+        content = damage.mutate_bytes(gzip.compress(content, mtime=0))
     path = written(folder / "damaged.fa", content)
     end_of("predict", "-i", path, "-o", folder / "new", "--force", "--no-report", "-q")
 
@@ -249,7 +249,7 @@ def test_any_sample_sheet_ends_as_promised(damage, fasta, folder):
     name, separator = damage.choose([("sheet.tsv", "\t"), ("sheet.csv", ",")])
     rows = (("sample", "path", "note"), ("one", fasta.name, ""), ("two", str(fasta), "x"))
     sheet = "".join(separator.join(row) + "\n" for row in rows).encode()
-    path = written(folder / name, damage.of_bytes(sheet))
+    path = written(folder / name, damage.mutate_bytes(sheet))
     end_of("predict", "-i", path, "-o", folder / "new", "--force", "--no-report", "-q")
 
 
@@ -271,7 +271,7 @@ def commands_on(run: Path, genome: Path) -> list[tuple[object, ...]]:
 @fuzzed
 def test_any_manifest_of_a_run_ends_as_promised(damage, run, genome, folder):
     put_back(folder / "run", run)
-    content = damage.of_json(run["run.json"])
+    content = damage.mutate_json(run["run.json"])
     if damage.is_next():
         content = with_right_checksum(content)
     written(folder / "run" / "run.json", content)
@@ -293,9 +293,9 @@ def test_any_table_of_a_run_ends_as_promised(damage, run, genome, folder):
     name = damage.choose([name for name in names if name in run])
     content = run[name]
     if name.endswith(".gz") and damage.is_next():
-        content = gzip.compress(damage.of_bytes(gzip.decompress(content)), mtime=0)
+        content = gzip.compress(damage.mutate_bytes(gzip.decompress(content)), mtime=0)
     else:
-        content = damage.of_bytes(content)
+        content = damage.mutate_bytes(content)
     written(folder / "run" / name, content)
     end_of(*damage.choose(commands_on(folder / "run", genome)))
 
@@ -308,7 +308,7 @@ def test_any_feature_file_and_plan_end_as_promised(damage, embedded, folder):
     if name.endswith(".h5") and damage.is_next():
         content = with_other_label(content, damage)
     else:
-        content = damage.of_bytes(content)
+        content = damage.mutate_bytes(content)
     written(folder / "embedded" / name, content)
     run = folder / "embedded"
     end_of(*damage.choose([("status", run, "--verify"), ("report", run)]))
@@ -318,7 +318,7 @@ def with_other_label(content: bytes, damage: Damage) -> bytes:
     """Change the label of a feature file, with a correct hash."""
     _, n_bytes = _SEAL.unpack(content[-_SEAL.size :])
     start = len(content) - _SEAL.size - n_bytes
-    label = damage.of_values(content[start : start + n_bytes].decode()).encode()
+    label = damage.mutate_values(content[start : start + n_bytes].decode()).encode()
     seal = _SEAL.pack(hashlib.sha256(label).digest(), len(label))
     return content[:start] + label + seal
 
@@ -327,7 +327,7 @@ def with_other_label(content: bytes, damage: Damage) -> bytes:
 def test_any_pair_of_tables_ends_as_promised(damage, run, folder):
     name = damage.choose(["prediction_results.txt", "prediction_results_highestscore.csv"])
     a = written(folder / "a.txt", run[name])
-    b = written(folder / "b.txt", damage.of_bytes(run[name]))
+    b = written(folder / "b.txt", damage.mutate_bytes(run[name]))
     end_of("compare", a, b)
 
 
@@ -341,10 +341,10 @@ def test_any_model_folder_ends_as_promised(damage, tiny, folder):
     shutil.copytree(tiny.model, model)
     if damage.is_next():
         file = model / "config.json"
-        file.write_bytes(damage.of_json(file.read_bytes()))
+        file.write_bytes(damage.mutate_json(file.read_bytes()))
     else:
         file = model / "model.safetensors"
-        file.write_bytes(damage.of_tensors(file.read_bytes()))
+        file.write_bytes(damage.mutate_tensors(file.read_bytes()))
     end_of("models", "info", model)
 
 
@@ -357,13 +357,13 @@ def test_any_learned_encoder_ends_as_promised(damage, folder):
         weights = {"layer.weight": rng.standard_normal((4, 3)).astype(np.float32)}
         save_trained_encoder(folder / "whole.safetensors", facts, weights)
     content = (folder / "whole.safetensors").read_bytes()
-    written(path, damage.of_tensors(content))
+    written(path, damage.mutate_tensors(content))
     end_of("models", "info", path)
 
 
 @fuzzed
 def test_any_head_ends_as_promised(damage, tiny, folder):
-    head = written(folder / "head.safetensors", damage.of_tensors(tiny.head_file.read_bytes()))
+    head = written(folder / "head.safetensors", damage.mutate_tensors(tiny.head_file.read_bytes()))
     nothing = folder / "nothing.fa"
     model = ("--model", tiny.model, "--head", head, "--device", "cpu", "--workers", "1")
     end_of("predict", "-i", nothing, "-o", folder / "headed", "--force", "-q", *model)
@@ -373,7 +373,7 @@ def test_any_head_ends_as_promised(damage, tiny, folder):
 def test_any_region_model_ends_as_promised(damage, run, folder):
     put_back(folder / "run", run)
     content = OWN_REGION_MODEL.read_bytes()
-    model = written(folder / "regions.json", damage.of_json(content))
+    model = written(folder / "regions.json", damage.mutate_json(content))
     end_of("regions", folder / "run", "--region-model", model, "-q")
 
 
@@ -384,7 +384,7 @@ def test_any_region_model_ends_as_promised(damage, run, folder):
 def test_any_file_of_options_ends_as_promised(damage, folder):
     text = "batch-size: 64\nlr: 1e-3\nclass_weights: auto\nchunk_size: [300, 500]\n"
     text += damage.choose(["", "seed: &a 1\nhidden: *a\n", "? [a]\n: 1\n", "<<: {a: 1}\n"])
-    path = written(folder / "options.yaml", damage.of_bytes(text.encode()))
+    path = written(folder / "options.yaml", damage.mutate_bytes(text.encode()))
     nothing = folder / "nothing.tsv"
     end_of("train", "--config", path, "--data", nothing, "-o", folder / "trained")
 
@@ -400,9 +400,9 @@ def test_any_manifest_and_split_end_as_promised(damage, folder):
     split = "".join(f"{group}\ttest\n" for group in groups)
     split = f"group\tsplit\n{split}".encode()
     if damage.is_next():
-        manifest = damage.of_bytes(manifest)
+        manifest = damage.mutate_bytes(manifest)
     else:
-        split = damage.of_bytes(split)
+        split = damage.mutate_bytes(split)
     table = written(labelled / "damaged.tsv", manifest)
     splits = written(labelled / "split.tsv", split)
     to = folder / "evaluated"
@@ -416,9 +416,9 @@ def test_any_truth_and_genes_end_as_promised(damage, genome, folder):
     )
     genes = b"##gff-version 3\nchromosome\t.\tCDS\t1\t900\t.\t+\t0\tID=a\n"
     if damage.is_next():
-        truth = damage.of_bytes(truth)
+        truth = damage.mutate_bytes(truth)
     else:
-        genes = damage.of_bytes(genes)
+        genes = damage.mutate_bytes(genes)
     table = written(folder / "truth.tsv", truth)
     gff = written(folder / "genes.gff", genes)
     words = ("--regions", table, "--genes", gff, "-o", folder / "worth", "--force", "-q")
@@ -435,7 +435,7 @@ def test_deep_or_large_model_json_is_refused(tiny, folder):
         (model / "config.json").write_text(content)
         assert "cannot be read" in end_of("models", "info", model, code=69)
     with (model / "config.json").open("r+b") as config:
-        config.truncate(MOST_JSON + 1)  # a hole, which takes no space
+        config.truncate(MAX_JSON_BYTES + 1)  # a hole, which takes no space
     assert "more than 268,435,456 bytes" in end_of("models", "info", model, code=69)
 
 

@@ -184,7 +184,7 @@ def test_another_code_reads_through_its_codons():
 
 def test_sequences_without_bases_have_no_genes():
     genes = find_genes(["", "N" * 3_000, "ACGT"], [True, False, False], ["", "", "phage"])
-    assert genes.n_of_viruses.tolist() == [0, 0, 0]
+    assert genes.n_per_virus.tolist() == [0, 0, 0]
     assert rows_of(genes) == []
 
 
@@ -195,7 +195,7 @@ def test_genes_stay_with_their_sequence():
     alone = [genes_of(virus, is_circle=is_circle) for virus, is_circle in pairs]
     together = find_genes(viruses, are_circles, ["phage"] * len(viruses))
     assert list(map(bool, alone)) == [False, True, False, True, False, True]
-    assert together.n_of_viruses.tolist() == list(map(len, alone))
+    assert together.n_per_virus.tolist() == list(map(len, alone))
     slices = [together.slice_viruses(place, place + 1) for place in range(len(viruses))]
     assert list(map(rows_of, slices)) == alone
 

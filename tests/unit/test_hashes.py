@@ -42,14 +42,14 @@ from virnucpro.workflows.predict_options import RegionsOptions
 
 REGIONS = {"regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.tsv.gz"}
 GENES = {"genes.tsv", "genes.gff3", "proteins.faa"}
-OF_VIRUSES = {"viruses.tsv", "viruses.fasta", "miuvig.tsv", *GENES}
-VERDICT = {*OF_VIRUSES, "samples.tsv", "virnucpro_mqc.tsv"}
+VIRUS_FILES = {"viruses.tsv", "viruses.fasta", "miuvig.tsv", *GENES}
+VERDICT = {*VIRUS_FILES, "samples.tsv", "virnucpro_mqc.tsv"}
 RECORDS = {"predictions.tsv", "prediction_results.txt", "viral.fasta"}
 SETTINGS = {"per_file": True, "threshold": 0.0}  # so that every record is called viral
 SCORES = "scores/000000.scores"
-OF_THE_RUN = {*RECORDS, "prediction_results_highestscore.csv", "report.html", *VERDICT, *REGIONS}
+RUN_FILES = {*RECORDS, "prediction_results_highestscore.csv", "report.html", *VERDICT, *REGIONS}
 
-OF_ALL_FILES = {"report.html", "samples.tsv", "virnucpro_mqc.tsv"}  # not of each file
+SHARED_FILES = {"report.html", "samples.tsv", "virnucpro_mqc.tsv"}  # not of each file
 
 
 @pytest.fixture(scope="module")
@@ -138,15 +138,15 @@ def test_inputs_are_compared_with_run_json(tmp_path):
 
 
 def test_every_output_has_its_sha256(finished):
-    of_samples = {f"samples/{one}/{name}" for one in "ab" for name in OF_THE_RUN - OF_ALL_FILES}
-    expected = OF_THE_RUN | of_samples | {SCORES}
+    sample_files = {f"samples/{one}/{name}" for one in "ab" for name in RUN_FILES - SHARED_FILES}
+    expected = RUN_FILES | sample_files | {SCORES}
     assert set(hashes_of(finished)) == expected
     code, told = say("status", finished, "--verify")
     assert code == 0 and f"verified intact: {len(expected)} outputs" in told
 
 
 def test_verify_names_one_flipped_bit(copied):
-    names = OF_THE_RUN | {"samples/b/predictions.tsv", SCORES}
+    names = RUN_FILES | {"samples/b/predictions.tsv", SCORES}
     for name in names:
         flip_bit(copied / name)
     code, told = say("status", copied, "--verify")

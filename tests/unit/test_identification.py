@@ -89,7 +89,7 @@ def test_support_counts_kmers_of_the_rank():
         ([(0, 1, 7), (0, 2, 3)], 100, "cluster:A"),
         ([(0, 1, 7), (0, 2, 4)], 100, ""),  # too small a share
         ([(0, 1, 7), (0, 0, 4)], 100, ""),  # k-mers of several owners count against it
-        ([(0, 1, CLUSTER_LIMITS.fewest - 1)], 100, ""),
+        ([(0, 1, CLUSTER_LIMITS.min_kmers - 1)], 100, ""),
         ([(0, 1, 9)], 3_600, "cluster:A"),
         ([(0, 1, 9)], 3_601, ""),  # too few for a long sequence
         ([(0, 2, 90)], 100, ""),  # a family is no cluster
@@ -173,11 +173,11 @@ def test_group_logits_equal_plain_products():
 def test_group_features_are_piece_means():
     rng = np.random.default_rng(6)
     sequences = [random_dna(2_000, rng), "N" * 1_000 + random_dna(1_000, rng), "N" * 700]
-    of_pieces = piece_features(
+    piece_rows = piece_features(
         Windows(encode("".join(sequences)), np.array([0, 1_000, 3_000]), np.array([1_000] * 3)),
         NO_WORDS,
     )[:, GROUP_FEATURES]
-    expected = [of_pieces[:2].mean(axis=0, dtype=np.float64), of_pieces[2], [np.nan] * 1095]
+    expected = [piece_rows[:2].mean(axis=0, dtype=np.float64), piece_rows[2], [np.nan] * 1095]
     found = group_features(Windows.from_sequences(sequences))
     # each feature is rounded to steps of 2^-24, so that sums are the same in any order
     np.testing.assert_allclose(found, np.stack(expected), rtol=0, atol=2**-25)
@@ -225,11 +225,11 @@ def test_page_counts_groups_and_families(run):
     first = told[0]["file"], told[0]["record"]
     here = HelperPool().helpers(None, 0, "")
     groups, families = count_groups(run / "viruses.tsv", here)
-    of_records = find_records(run / "viruses.tsv", {first}, ("group", "family"), here)
-    assert of_records == {first: (told[0]["group"], told[0]["family"])}
+    record_rows = find_records(run / "viruses.tsv", {first}, ("group", "family"), here)
+    assert record_rows == {first: (told[0]["group"], told[0]["family"])}
     [sample] = rows(run / "samples.tsv")
-    of_groups = Counter(row["group"] for row in told)
-    for column, counts in (("groups", of_groups), ("families", families)):
+    group_counts = Counter(row["group"] for row in told)
+    for column, counts in (("groups", group_counts), ("families", families)):
         pairs = (pair.split(": ") for pair in sample[column].split("; "))
         assert {name: int(n) for name, n in pairs} == counts
     assert groups == Counter(
@@ -271,8 +271,8 @@ def test_tables_and_python_identify_the_example(run):
         assert 0 < float(row["group_probability"]) <= 1
         assert (row["topology"], row["repeat_length"]) == ("linear", "0")
         if row["family"]:
-            assert int(row["family_kmers"]) >= LIMITS.fewest
-            assert float(row["family_share"]) >= LIMITS.least_share
+            assert int(row["family_kmers"]) >= LIMITS.min_kmers
+            assert float(row["family_share"]) >= LIMITS.min_share
     assert told["example_virus_01"]["family"] == "Coronaviridae"
     calls = {call.record_id: call for call in virnucpro.read_predictions(run)}
     for name, call in calls.items():

@@ -91,8 +91,8 @@ def test_cascade_loses_only_unread_calls():
 def test_cascade_on_other_kingdoms_or_none(tmp_path, capsys):
     data = write_labelled(tmp_path)
     measure(data, 300, 20)
-    of_others = capsys.readouterr().out
-    assert [line.split("%")[0] for line in of_others.splitlines()[1:]] == [
+    output = capsys.readouterr().out
+    assert [line.split("%")[0] for line in output.splitlines()[1:]] == [
         f"{100 * share:.1f}" for share in ASKED
     ]
     data.write_text(re.sub("(virus|other) kingdom", "", data.read_text()))

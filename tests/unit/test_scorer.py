@@ -178,9 +178,9 @@ def test_features_equal_an_independent_program() -> None:
     found = np.delete(found, unknown_there, axis=1)
     # both round once to float32, of values below 16 in float64: an ulp of these is 1e-6
     n_compared = 0
-    for record, of_record, golden in zip(records, found, expected, strict=True):
+    for record, record_results, golden in zip(records, found, expected, strict=True):
         if keeps_longest_and_forward_first(record.sequence):
-            np.testing.assert_allclose(of_record, golden, rtol=0, atol=1e-6, err_msg=record.id)
+            np.testing.assert_allclose(record_results, golden, rtol=0, atol=1e-6, err_msg=record.id)
             n_compared += 1
     assert n_compared == 11
 
@@ -208,7 +208,7 @@ def test_sampled_words_are_in_their_own_buckets() -> None:
     numbers = np.unique(np.random.default_rng(10).integers(20**LENGTH, size=8000))
     table = word_table(numbers, np.full(len(numbers), VIRAL, np.uint8))
     n_in_sample = int(is_in_sample(numbers).sum())
-    assert table.n_of_bucket[N_BUCKETS // 2 :].sum() == n_in_sample
+    assert table.bucket_sizes[N_BUCKETS // 2 :].sum() == n_in_sample
     # standard deviation sqrt(8000 * 7 / 64) = 30; four of them
     assert n_in_sample == pytest.approx(8000 / RARITY, abs=120)
 
@@ -256,8 +256,8 @@ def test_record_score_is_a_calibrated_mean(scorer: Scorer) -> None:
     sequence = random_sequence(249, 3)  # pieces of 100, which overlap
     long = scorer.pieces[1]
     pieces = [sequence[:100], sequence[75:174], sequence[149:]]
-    of_pieces = long.nets.log_odds(piece_features(Windows.from_sequences(pieces), NO_WORDS))
-    expected = calibrate(scorer.knots, np.array([of_pieces.mean()]), np.array([249]))
+    piece_scores = long.nets.log_odds(piece_features(Windows.from_sequences(pieces), NO_WORDS))
+    expected = calibrate(scorer.knots, np.array([piece_scores.mean()]), np.array([249]))
     assert next(score_sequences([sequence], scorer)) == pytest.approx(expected[0], abs=1e-12)
 
 
@@ -281,18 +281,20 @@ def test_parts_of_long_records_count_one_third(
     raw = replace(scorer, pieces=(scorer.pieces[1],), knots=(Knot(100, 1.0, 0.0),))
     nets = scorer.pieces[2 if n_bases < 1000 else 3]
     sequence = random_sequence(n_bases, 6)
-    of_wholes = []
+    complete_scores = []
     for start, starts in parts_of_wholes.items():
         parts = Windows.from_sequences([sequence[i : i + 100] for i in starts])
         means = piece_features(parts, NO_WORDS).mean(axis=0, dtype=np.float64)
         whole = Windows.from_sequences([sequence[start : start + nets.size]])
-        of_wholes.append(nets.nets.log_odds(with_layout(means[None], layout_features(whole)))[0])
-    of_pieces = next(score_sequences([sequence], raw))
-    assert of_pieces is not None
+        complete_scores.append(
+            nets.nets.log_odds(with_layout(means[None], layout_features(whole)))[0]
+        )
+    piece_scores = next(score_sequences([sequence], raw))
+    assert piece_scores is not None
     both = replace(scorer, pieces=(scorer.pieces[1], nets), knots=raw.knots)
     found = next(score_sequences([sequence], both))
     # features are float32, whose means are rounded in another order
-    assert found == pytest.approx((2 * of_pieces + np.mean(of_wholes)) / 3, abs=1e-5)
+    assert found == pytest.approx((2 * piece_scores + np.mean(complete_scores)) / 3, abs=1e-5)
 
 
 def spread(n_features: int, rng: np.random.Generator) -> tuple[Weights, Weights]:

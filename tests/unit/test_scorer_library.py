@@ -181,7 +181,7 @@ def test_word_counts_equal_python(text: str, words: list[str]) -> None:
 
 def test_words_are_counted_in_bounded_memory() -> None:
     """The bases around a candidate are few, however long the record is."""
-    n_around = landmarks._ELSEWHERE
+    n_around = landmarks._SIMILAR_WORDS
     word, other = "GATTACAGATTACA", "CCCCGGGGTTTT"
     unit = "A" * 9_000
     text = f"{unit}{word}" * (5 * n_around // 9_014)

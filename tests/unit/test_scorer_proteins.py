@@ -242,7 +242,7 @@ def test_unusual_proteins_have_a_status(scorer: Scorer) -> None:
     calls = results.calls
     assert calls.statuses == ["too_short", "scored", "no_orf", "invalid", "invalid"]
     assert (calls.notes[0], calls.notes[2]) == ("49 of at least 50", "no known residue")
-    assert results.frames.n_of_records == [0, 1, 0, 0, 0]
+    assert results.frames.n_per_record == [0, 1, 0, 0, 0]
     assert results.records.ids == calls.record_ids == [f"p{i}" for i in range(5)]
 
 

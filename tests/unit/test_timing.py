@@ -133,7 +133,7 @@ class Clockwork:
 )
 def test_measurement_is_repeated_after_a_warm_up(setting, seconds, n_repeats, n_passes):
     place = Clockwork(setting, seconds)
-    (row,) = compare_ways(comparison(repeats=4, least_seconds=0.6), [FAILING], [place])
+    (row,) = compare_ways(comparison(repeats=4, min_seconds=0.6), [FAILING], [place])
     assert row.seconds == (seconds,) * n_repeats, "of one pass each"
     assert place.n_passes == n_passes
 

@@ -182,9 +182,9 @@ def test_binary_manifest_is_refused(folder: Path) -> None:
     (folder / "manifest.tsv").write_bytes(whole[: len(whole) // 2])
     assert "cannot be decompressed" in str(refusal_of(folder / "manifest.tsv"))
     assert "No such file" in str(refusal_of(folder / "nowhere.tsv"))
-    of_folder = refusal_of(folder)
-    assert "is a folder, not a manifest" in str(of_folder)
-    assert "virnucpro manifest" in str(of_folder.hint)
+    folder_error = refusal_of(folder)
+    assert "is a folder, not a manifest" in str(folder_error)
+    assert "virnucpro manifest" in str(folder_error.hint)
 
 
 PACKERS = {"fa": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}

@@ -85,7 +85,7 @@ def test_calibration_error_is_predicted_minus_observed() -> None:
     samples = of([0.10, 0.11, 0.12, 0.90], [0, 1, 0, 1])
     curve = samples.reliability()
     np.testing.assert_allclose(curve.mean_score, [0.11, 0.90])
-    np.testing.assert_allclose(curve.share_of_viruses, [1 / 3, 1.0])
+    np.testing.assert_allclose(curve.virus_shares, [1 / 3, 1.0])
     assert curve.n.tolist() == [3, 1]
     expected = (3 * (1 / 3 - 0.11) + 1 * 0.1) / 4
     assert measured(samples, 0.5)["calibration_error"] == pytest.approx(expected)
@@ -165,8 +165,8 @@ def test_interval_covers_the_truth() -> None:
         low, high = draw(np.random.default_rng(seed + 1), 80, 5).auroc_interval(seed)
         assert low is not None and high is not None
         hits += low <= truth <= high
-    of_all = resampled(draw(np.random.default_rng(60), 80, 5), 0.5, 59)
-    assert (of_all[0]["auroc"], of_all[1]["auroc"]) == (low, high), (
+    all_samples = resampled(draw(np.random.default_rng(60), 80, 5), 0.5, 59)
+    assert (all_samples[0]["auroc"], all_samples[1]["auroc"]) == (low, high), (
         "the same for all figures at once"
     )
     # of 60 intervals at 90 %, what percentiles keep of 95 % with 80 groups, fewer than 48 hold

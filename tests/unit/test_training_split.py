@@ -35,8 +35,8 @@ def make_records(n_groups: int, kingdom: str = "phage", is_virus: bool = True):
 def test_each_stratum_is_split_by_itself(n_groups: int, expected: dict[str, int]) -> None:
     cells = make_records(7, "bacteria", is_virus=False)
     splits = split_groups(make_records(n_groups) + cells, seed=1)
-    of_phages = {group: part for group, part in splits.items() if group.startswith("phage")}
-    assert Counter(of_phages.values()) == expected
+    phage_parts = {group: part for group, part in splits.items() if group.startswith("phage")}
+    assert Counter(phage_parts.values()) == expected
     assert len(splits) == n_groups + 7
 
 

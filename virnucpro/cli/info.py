@@ -152,14 +152,14 @@ def status(options: _StatusOptions) -> None:
 
 
 def _recompute(options: _StatusOptions) -> Recomputed | None:
-    most_seed = 1_000_000  # short enough to be typed
+    max_seed = 1_000_000  # short enough to be typed
     if options.recompute is None:
         return None
     from virnucpro.workflows.recompute import recompute
 
     end_cleanly()
     running.number_gpus_by_bus()
-    seed = secrets.randbelow(most_seed) if options.seed is None else options.seed
+    seed = secrets.randbelow(max_seed) if options.seed is None else options.seed
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return recompute(options.folder, options.recompute, seed, visible=visible)
 

@@ -18,7 +18,7 @@ from virnucpro.core.logging import printable
 
 _SHOWN = 3  # files in a hint
 # Option of a similar program -> our option, and what to type.
-_ELSEWHERE = {
+_SIMILAR_WORDS = {
     **dict.fromkeys(("-t", "--threads", "--cpus", "--cores"), ("--workers", "--workers")),
     **dict.fromkeys(("--out", "--outdir"), ("--output-dir", "--output-dir")),
     "--cpu": ("--device", "--device cpu"),
@@ -49,7 +49,7 @@ def check_words(command: click.Command, ctx: click.Context, args: Sequence[str])
             )
     unknown = [word for word in rest if word.startswith("-") and word != "-"]
     for word in unknown:
-        _refuse_option_of_others(word, names)
+        _refuse_foreign_option(word, names)
     if rest and not unknown:
         raise _unexpected_argument_error(rest, ctx, has_input="--input" in names)
 
@@ -101,14 +101,14 @@ def _refuse_single_hyphen(
             raise UsageError(f"there is no option {word}", hint=f"did you mean -{word}?")
 
 
-def _refuse_option_of_others(word: str, names: Collection[str]) -> None:
+def _refuse_foreign_option(word: str, names: Collection[str]) -> None:
     """Reject an option of another program.
 
     Raises:
         UsageError: the word is such an option.
     """
     name = "-t" if re.fullmatch(r"-t\d+", word) else word.partition("=")[0]
-    ours, typed = _ELSEWHERE.get(name, ("", ""))
+    ours, typed = _SIMILAR_WORDS.get(name, ("", ""))
     if ours in names:
         raise UsageError(f"there is no option {name}", hint=f"did you mean {typed}?")
 

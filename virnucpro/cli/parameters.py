@@ -11,7 +11,7 @@ import click
 from virnucpro.core.option_schema import OptionInfo
 
 ARGUMENTS = "Arguments"
-OTHERS = "Options"  # panel of the options that name none, such as --quiet
+OTHER_OPTIONS = "Options"  # panel of the options that name none, such as --quiet
 _NOTHING = (MISSING, None, ())  # defaults that need no note
 
 
@@ -22,7 +22,7 @@ class Option(click.Option):
 
     def __init__(self, names: Sequence[str], panel: str = "", **settings: Any) -> None:  # noqa: ANN401 - of click
         super().__init__(names, **settings)
-        self.panel = panel or OTHERS
+        self.panel = panel or OTHER_OPTIONS
 
 
 class Argument(click.Argument):
@@ -49,7 +49,7 @@ def mark_advanced(params: Iterable[click.Parameter], main: Collection[str]) -> N
     if missing := set(main) - options.keys():
         raise ValueError(f"there is no option {' or '.join(sorted(missing))}")
     for name, param in options.items():
-        param.is_advanced = name not in main and param.panel != OTHERS
+        param.is_advanced = name not in main and param.panel != OTHER_OPTIONS
 
 
 def default_note(kind: Any, info: OptionInfo, default: object) -> str:  # noqa: ANN401 - a type

@@ -40,7 +40,7 @@ HEAD_FILE = "head.safetensors"
 REGIONS_FILE = "regions.json"
 LEARNED_FILE = "encoder.safetensors"  # a learned network, or only the name of an ESM-2 model
 TEMPORARY = ".tmp"  # suffix of every temporary file
-MOST_JSON = 2**28  # bytes in a JSON file; run.json has 400 per input
+MAX_JSON_BYTES = 2**28  # bytes in a JSON file; run.json has 400 per input
 _N_DIGITS = 8  # hexadecimal digits before the suffix
 _TEMPORARY = re.compile(rf"\..*\.[0-9a-f]{{{_N_DIGITS}}}{re.escape(TEMPORARY)}", re.DOTALL)
 _BLOCK = 1 << 20
@@ -148,26 +148,26 @@ def atomic_path(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
-def read_json(path: Path, most_bytes: int = MOST_JSON) -> Any:  # noqa: ANN401 - as it comes
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:  # noqa: ANN401 - as it comes
     """Read a plain JSON file in UTF-8.
 
     Raises:
         OSError: the file cannot be opened, or is not a plain file.
         ValueError: the file is too large, too deep, or not JSON.
     """
-    return parse_json(read_bounded(path, most_bytes))
+    return parse_json(read_bounded(path, max_bytes))
 
 
-def read_bounded(path: Path, most_bytes: int = MOST_JSON) -> bytes:
-    """Read a plain file of at most ``most_bytes`` bytes.
+def read_bounded(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """Read a plain file of at most ``max_bytes`` bytes.
 
     Raises:
         OSError: the file cannot be opened, or is not a plain file.
         ValueError: the file is too large.
     """
     with open_regular_file(path) as handle:
-        if os.fstat(handle.fileno()).st_size > most_bytes:
-            raise ValueError(f"it has more than {most_bytes:,} bytes")
+        if os.fstat(handle.fileno()).st_size > max_bytes:
+            raise ValueError(f"it has more than {max_bytes:,} bytes")
         return handle.read()
 
 
@@ -204,8 +204,8 @@ def _iter_inner_containers(containers: list[Any]) -> Iterator[Any]:
 
 def _parse_number(digits: str) -> int | float:
     """Parse an integer. An integer that does not fit into 64 bits becomes a float."""
-    most_digits = 21  # in a 64-bit number, with its sign
-    is_short = len(digits) <= most_digits and abs(int(digits)) < 2**64
+    max_digits = 21  # in a 64-bit number, with its sign
+    is_short = len(digits) <= max_digits and abs(int(digits)) < 2**64
     return int(digits) if is_short else float(digits)
 
 

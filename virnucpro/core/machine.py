@@ -22,7 +22,7 @@ from typing import NamedTuple
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_text import with_options
 
-OF_MACHINE = "the machine"
+MACHINE_LIMIT = "the machine"
 GIB = 1 << 30
 
 
@@ -56,11 +56,11 @@ class Machine:
     @classmethod
     def from_limits(cls, cores: list[CoreLimit], memory: list[MemoryLimit]) -> Machine:
         """Apply the smallest limits. The first one wins a tie."""
-        fewest = min(cores, key=lambda limit: limit.cores)
+        smallest_limit = min(cores, key=lambda limit: limit.cores)
         least = min(memory, key=lambda limit: limit.total)
         return cls(
-            cores=max(1, math.ceil(fewest.cores)),
-            cores_source=fewest.source,
+            cores=max(1, math.ceil(smallest_limit.cores)),
+            cores_source=smallest_limit.source,
             memory_total=least.total,
             memory_available=max(0, min(limit.available for limit in memory)),
             memory_source=least.source,
@@ -71,7 +71,7 @@ class Machine:
         """Describe the limits below the machine's own size for messages, or "" without any."""
         sources = (("cores", self.cores_source), ("memory", self.memory_source))
         return ", ".join(
-            f"{resource} by {source}" for resource, source in sources if source != OF_MACHINE
+            f"{resource} by {source}" for resource, source in sources if source != MACHINE_LIMIT
         )
 
 
@@ -124,7 +124,7 @@ def _usable_cores() -> CoreLimit:
     """Return the cores in the CPU affinity, which batch systems and ``taskset`` set."""
     n_cores = os.cpu_count() or 1
     n_usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else n_cores
-    return CoreLimit(n_usable, OF_MACHINE if n_usable >= n_cores else "the CPU affinity")
+    return CoreLimit(n_usable, MACHINE_LIMIT if n_usable >= n_cores else "the CPU affinity")
 
 
 def _machine_memory(root: Path) -> MemoryLimit:
@@ -132,11 +132,11 @@ def _machine_memory(root: Path) -> MemoryLimit:
     if {"MemTotal:", "MemAvailable:"} <= facts.keys():
         total = facts["MemTotal:"] << 10
         available = facts["MemAvailable:"] << 10
-        return MemoryLimit(total, available, OF_MACHINE)
+        return MemoryLimit(total, available, MACHINE_LIMIT)
     import psutil  # for systems without that file; slow to import
 
     memory = psutil.virtual_memory()
-    return MemoryLimit(memory.total, memory.available, OF_MACHINE)
+    return MemoryLimit(memory.total, memory.available, MACHINE_LIMIT)
 
 
 class _MemoryFiles(NamedTuple):

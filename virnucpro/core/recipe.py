@@ -226,7 +226,7 @@ class Footprint:
     bytes_per_token: int  # peak activation memory on a device, with a margin
     filling_tokens: int  # tokens per batch that keep a GPU busy
 
-    fewest_tokens: ClassVar = 2048  # per batch on a GPU with hardly any free memory
+    min_tokens: ClassVar = 2048  # per batch on a GPU with hardly any free memory
 
     def weight_bytes(self, precision: Precision) -> int:
         """Return the size of the weights on a device, in bytes."""

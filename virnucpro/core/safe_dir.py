@@ -165,10 +165,10 @@ class SafeDir:
         ):
             os.unlink(path.name, dir_fd=folder)
 
-    def delete_files(self, path: Path, is_ours: Callable[[str], object]) -> None:
-        """Delete the files in a folder whose names satisfy ``is_ours``."""
+    def delete_files(self, path: Path, is_own_file: Callable[[str], object]) -> None:
+        """Delete the files in a folder whose names satisfy ``is_own_file``."""
         with suppress(*self._MISSING_FOLDER), self.open_folder(path) as folder:
-            for name in filter(is_ours, os.listdir(folder)):  # noqa: PTH208 - of a descriptor
+            for name in filter(is_own_file, os.listdir(folder)):  # noqa: PTH208 - of a descriptor
                 with suppress(FileNotFoundError), _errors_with_path(path / name):
                     os.unlink(name, dir_fd=folder)
 

@@ -57,8 +57,8 @@ class Point(NamedTuple):
 
 def add_sample(points: Sequence[Point], seconds: float, amount: float) -> list[Point]:
     """Return the points with a new one. If there are too many, every second point is dropped."""
-    most_points = 2_000
-    kept_points = points if len(points) < most_points else points[::2]
+    max_points = 2_000
+    kept_points = points if len(points) < max_points else points[::2]
     return [*kept_points, Point(seconds, amount)]
 
 
@@ -70,7 +70,7 @@ def estimate_rate(points: Sequence[Point]) -> float:
     """
     if not points:
         return 0.0
-    first = points[_first_of_late(points)]
+    first = points[_first_recent(points)]
     last = points[-1]
     seconds = last.seconds - first.seconds
     return (last.done - first.done) / seconds if seconds > 0 else 0.0
@@ -86,7 +86,7 @@ def seconds_left(points: Sequence[Point], pending: float, now: float) -> float |
     rate = estimate_rate(points)
     if not rate:
         return None
-    late = points[_first_of_late(points) :]
+    late = points[_first_recent(points) :]
     waited = now - late[-1].seconds
     longest = max(end.seconds - begin.seconds for begin, end in pairwise(late))
     if waited > stalled * longest:
@@ -94,15 +94,15 @@ def seconds_left(points: Sequence[Point], pending: float, now: float) -> float |
     return max(0.0, pending / rate - waited)
 
 
-def _first_of_late(points: Sequence[Point]) -> int:
+def _first_recent(points: Sequence[Point]) -> int:
     """Return the index of the first point that counts as recent work."""
-    fewest_steps = 2  # minimum steps for a rate, if available
+    min_steps = 2  # minimum steps for a rate, if available
     if len(points) < 2:
         return 0
     begin = points[0].seconds
     end = points[-1].seconds
     third = bisect_left(points, end - (end - begin) / 3, key=attrgetter("seconds"))
-    return max(0, min(third, len(points) - 1 - fewest_steps))
+    return max(0, min(third, len(points) - 1 - min_steps))
 
 
 # The state

@@ -59,7 +59,7 @@ class Attempt:
     avoided: frozenset[str] = frozenset()  # devices that run it only if there is no other
     has_other_device: bool = False  # which tries the rows that fail for the first time
 
-    def is_tried_elsewhere(self, row: int) -> bool:
+    def is_retried_elsewhere(self, row: int) -> bool:
         """Return True if another device tries a row that fails on this one."""
         return self.has_other_device and row not in self.failed_on
 

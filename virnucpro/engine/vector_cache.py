@@ -45,7 +45,7 @@ class CacheDir:
     """A cache folder and its size limit."""
 
     path: Path
-    most_bytes: int
+    max_bytes: int
 
     @classmethod
     def open(cls, path: Path, n_gigabytes: float) -> CacheDir | None:
@@ -60,7 +60,7 @@ class CacheDir:
                 "%s (hint: %s); the run continues without the cache", refusal, refusal.hint
             )
             return None
-        sizes = " of ".join(f"{n / 1e9:,.2f}" for n in (n_bytes, folder.most_bytes))
+        sizes = " of ".join(f"{n / 1e9:,.2f}" for n in (n_bytes, folder.max_bytes))
         announce(f"cache of vectors {printable(folder.path)}: {sizes} GB are used")
         return folder
 
@@ -73,7 +73,7 @@ class CacheDir:
         """Delete the least recently read packs until the folder is small enough."""
         packs = sorted(self._sizes())
         tree = SafeDir(self.path)
-        surplus = sum(n_bytes for _, n_bytes, _ in packs) - self.most_bytes
+        surplus = sum(n_bytes for _, n_bytes, _ in packs) - self.max_bytes
         for _, n_bytes, name in packs:
             if surplus <= 0:
                 break
@@ -84,12 +84,12 @@ class CacheDir:
 
     def _sizes(self) -> Iterator[tuple[float, int, str]]:
         """Yield for each pack the time it was last read, its counted bytes, and its name."""
-        least_bytes = 1 << 16  # minimum size counted per pack, to limit the number of packs
+        min_pack_bytes = 1 << 16  # minimum size counted per pack, to limit the number of packs
         for entry in self.files(_PACK):
             with suppress(FileNotFoundError):  # another process deleted it
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
-                    yield status.st_mtime, max(status.st_size, least_bytes), entry.name
+                    yield status.st_mtime, max(status.st_size, min_pack_bytes), entry.name
 
     def _sweep(self) -> None:
         """Delete unfinished files of killed writers that are a day old."""

@@ -248,7 +248,7 @@ class Worker:
         attempt = shard.attempt
         reasons = {row: why for each in shard.embeddings for row, why in each.reasons.items()}
         new = reasons.keys() - attempt.failed_rows.keys()
-        if not any(map(attempt.is_tried_elsewhere, new)):
+        if not any(map(attempt.is_retried_elsewhere, new)):
             return None
         for each in shard.embeddings:
             if not attempt.n_failures:  # else each batch was saved
@@ -319,7 +319,7 @@ class Worker:
                 return
             case BatchError(reason=reason):
                 embedding.mark_failed(dict.fromkeys(batch, reason))
-                if not embedding.attempt.is_tried_elsewhere(batch[0]):
+                if not embedding.attempt.is_retried_elsewhere(batch[0]):
                     self._count_failure(embedding.encoder.spec, reason)
             case outputs:
                 embedding.store_rows(batch, outputs)

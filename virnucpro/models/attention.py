@@ -217,8 +217,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor
 
 
 # With these kernels, our Triton code also does the rotation and the sub-layer boundary.
-OF_TILES: tuple[Kernel, ...] = (attend_tiles, attend_tiles_rotating)
-OF_TRITON: tuple[Kernel, ...] = (attend_varlen_triton, attend_efficient_triton, *OF_TILES)
+TILE_KERNELS: tuple[Kernel, ...] = (attend_tiles, attend_tiles_rotating)
+TRITON_KERNELS: tuple[Kernel, ...] = (attend_varlen_triton, attend_efficient_triton, *TILE_KERNELS)
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:
@@ -249,7 +249,7 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Ke
 
 def describe(kernel: Kernel) -> str:
     """Name a kernel for messages, with the code for rotation and LayerNorm where that varies."""
-    if kernel in OF_TRITON:
+    if kernel in TRITON_KERNELS:
         return f"{kernel.__name__}, rotation and LayerNorm: Triton"
     if kernel is attend_varlen:
         return f"{kernel.__name__}, rotation and LayerNorm: PyTorch"

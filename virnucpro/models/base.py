@@ -69,11 +69,11 @@ class Model:
 
     def describe(self, spec: EncoderSpec) -> str:
         """Describe the model and its vector settings for the announcement."""
-        of_what = " of bases" if self.reads is Alphabet.DNA else ""
+        unit = " of bases" if self.reads is Alphabet.DNA else ""
         text = (
             f"{self.n_layers} layers, {self.dim} dimensions, "
             f"{self.footprint.n_parameters / 1e6:.1f} M parameters; layer {spec.layer}, "
-            f"{spec.pooling} pooling{of_what}, {spec.precision}"
+            f"{spec.pooling} pooling{unit}, {spec.precision}"
         )
         max_named = 6  # outputs in the announcement
         if spec.extra:

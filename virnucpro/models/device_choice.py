@@ -201,4 +201,4 @@ def choose_tokens(choice: DeviceChoice, footprint: Footprint, precision: Precisi
     if choice.kind == "mps":
         return mps_tokens
     fitting = (choice.memory - footprint.weight_bytes(precision)) // 2 // footprint.bytes_per_token
-    return max(footprint.fewest_tokens, min(fitting, footprint.filling_tokens))
+    return max(footprint.min_tokens, min(fitting, footprint.filling_tokens))

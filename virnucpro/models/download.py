@@ -47,7 +47,7 @@ def _fetch(file: RemoteFile, path: Path, out: BinaryIO, on_bytes: _OnBytes) -> N
     start = out.seek(0, os.SEEK_END)
     if start == file.n_bytes:
         return
-    if start > (file.n_bytes or file.most_bytes):
+    if start > (file.n_bytes or file.max_bytes):
         start = 0
     if file.n_bytes is not None:
         _check_free_space(path, file.n_bytes - start)
@@ -146,7 +146,7 @@ def _receive(
         raise OSError(f"it has {announced} bytes, not {total}")
     out.seek(start)
     out.truncate()  # existing bytes are dropped only for a file with the right length
-    most = total or file.most_bytes
+    most = total or file.max_bytes
     began = time.monotonic()
     n_bytes = start
     while block := answer.read1(_BLOCK):

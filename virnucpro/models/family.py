@@ -28,7 +28,7 @@ class RemoteFile:
 
     url: str
     n_bytes: int | None = None  # None: not recorded
-    most_bytes: int = 1 << 28  # limit if n_bytes is None
+    max_bytes: int = 1 << 28  # limit if n_bytes is None
     sha256: str = ""
     md5: str = ""  # used where no SHA-256 is recorded
     git_blob: str = ""  # git id, used where no SHA-256 is recorded

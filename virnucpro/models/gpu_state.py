@@ -80,9 +80,9 @@ def choose_near_cores(near: AbstractSet[int], allowed: AbstractSet[int]) -> froz
     A batch system may have given cores that are all on another node, or only one near core. The
     worker then keeps every core that it may use, since a far core costs less than a missing one.
     """
-    fewest_cores = 4  # a worker computes, sends, writes and checksums at the same time
+    min_cores = 4  # a worker computes, sends, writes and checksums at the same time
     chosen = frozenset(near & allowed)
-    return chosen if len(chosen) >= fewest_cores else frozenset(allowed)
+    return chosen if len(chosen) >= min_cores else frozenset(allowed)
 
 
 def format_cores(cores: Iterable[int]) -> str:

@@ -130,7 +130,7 @@ class NamedModel:
     @property
     def bytes_to_fetch(self) -> int:
         limit = self.footprint.file_bytes
-        return sum(file.n_bytes or min(limit, file.most_bytes) for file, _ in self.missing)
+        return sum(file.n_bytes or min(limit, file.max_bytes) for file, _ in self.missing)
 
     def open(self, path: Path) -> Model:
         """Inspect a path and compare it with the published model.

@@ -87,7 +87,7 @@ def _model_details(name: str, hugging_face: Path | None) -> dict[str, Any]:
     encoders = BUNDLES[name].encoders if name in BUNDLES else ()
     sizes = [_measure_size(each) for each in encoders or (name,)]
     footprint = join_footprints([size.footprint for size in sizes])
-    least = footprint.gpu_memory(footprint.fewest_tokens)  # computed, without CUDA's own memory
+    least = footprint.gpu_memory(footprint.min_tokens)  # computed, without CUDA's own memory
     to_fetch = bytes_to_fetch(name, hugging_face)
     return {
         "name": name,
@@ -207,7 +207,7 @@ def verify_model(model: str, hugging_face: Path | None = None) -> tuple[Model, s
 def _describe_needs(footprint: Footprint) -> list[str]:
     """Describe the disk space and memory for a model, computed for half precision."""
     most = footprint.gpu_memory()
-    least = footprint.gpu_memory(footprint.fewest_tokens)
+    least = footprint.gpu_memory(footprint.min_tokens)
     converted = footprint.converted_bytes
     return [
         f"disk        {format_bytes(footprint.file_bytes + converted)}"

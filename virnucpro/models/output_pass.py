@@ -44,8 +44,8 @@ class OutputPass:
         pools: dict[int, dict[str, Pool]] = {}
         for output in self.spec.outputs:
             if vectors := parse_vector_name(output.name):
-                of_layer = pools.setdefault(vectors.layer, {})
-                of_layer[output.name] = POOLS[vectors.pooling]
+                layer_pools = pools.setdefault(vectors.layer, {})
+                layer_pools[output.name] = POOLS[vectors.pooling]
         object.__setattr__(self, "names", tuple(output.name for output in self.spec.outputs))
         object.__setattr__(self, "pools", pools)
 

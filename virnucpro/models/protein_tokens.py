@@ -17,11 +17,11 @@ RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO.-"  # tokens 4 to 30; token 31 is not a re
 _FIRST_RESIDUE = 4
 AMINO_ACID_TOKENS = np.arange(_FIRST_RESIDUE, _FIRST_RESIDUE + 20)  # the 20 standard amino acids
 
-_TOKEN_OF_BYTE = np.full(256, UNK, dtype=np.int64)
+_TOKEN_BY_BYTE = np.full(256, UNK, dtype=np.int64)
 for _token, _letter in enumerate(RESIDUES, start=_FIRST_RESIDUE):
-    _TOKEN_OF_BYTE[[ord(_letter), ord(_letter.lower())]] = _token
-_TOKEN_OF_BYTE[[ord("<"), ord(">")]] = CLS, EOS
-_TOKEN_OF_BYTE[ord(MASK_LETTER)] = MASK
+    _TOKEN_BY_BYTE[[ord(_letter), ord(_letter.lower())]] = _token
+_TOKEN_BY_BYTE[[ord("<"), ord(">")]] = CLS, EOS
+_TOKEN_BY_BYTE[ord(MASK_LETTER)] = MASK
 
 
 def tokenize(proteins: list[str]) -> NDArray[np.int64]:
@@ -31,5 +31,5 @@ def tokenize(proteins: list[str]) -> NDArray[np.int64]:
     ``<unk>``, and ``MASK_LETTER`` ``<mask>``. n proteins -> (n_residues + 2 n,)
     """
     text = "".join([f"<{protein}>" for protein in proteins]).encode("ascii", "replace")
-    tokens: NDArray[np.int64] = _TOKEN_OF_BYTE[np.frombuffer(text, dtype=np.uint8)]
+    tokens: NDArray[np.int64] = _TOKEN_BY_BYTE[np.frombuffer(text, dtype=np.uint8)]
     return tokens

@@ -224,8 +224,8 @@ def inspect(path: Path, on_event: EventHandler) -> Model | None:
         UnavailableError: the encoder is damaged, its ESM-2 is missing, or the folder belongs to a
             training, not to a model.
     """
-    of_a_training = "training.json"
-    if (path / of_a_training).is_file():
+    training_file = "training.json"
+    if (path / training_file).is_file():
         raise UnavailableError(
             f"{printable(path)} is the folder of a training, not of a model",
             hint=f"name the model in it: {printable(path / 'model')}",

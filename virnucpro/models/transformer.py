@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from virnucpro.models.attention import (
     E4M3,
-    OF_TILES,
-    OF_TRITON,
+    TILE_KERNELS,
+    TRITON_KERNELS,
     Kernel,
     RunLayout,
     choose_kernel,
@@ -89,13 +89,13 @@ class ResidualStream:
 
     def normed(self, norm: nn.LayerNorm, dtype: torch.dtype) -> Factor:
         """Norm the stream for a sub-layer. -> (n_tokens, dim) in ``dtype``"""
-        most_waiting = 2  # branches that one kernel adds at once
+        max_waiting = 2  # branches that one kernel adds at once
         if not self.has_triton:
             rows: Tensor = norm(self.x)
             return quantise(rows) if dtype == E4M3 else rows.to(dtype)
         out = torch.empty_like(self.x, dtype=dtype)
         scales = self.x.new_empty(len(out), 1) if dtype == E4M3 else None
-        total = torch.empty_like(self.x) if len(self.waiting) == most_waiting else None
+        total = torch.empty_like(self.x) if len(self.waiting) == max_waiting else None
         self._add_and_norm(norm, out, total, scales)
         if total is not None:
             self.x = total
@@ -244,7 +244,7 @@ class PackedTransformer(nn.Module):
 
     def lay_out(self, batch: PackedBatch) -> RunLayout:
         """Copy a batch to the device, with what the attention kernel reads."""
-        return RunLayout.from_batch(batch, self.inv_freq, has_tiles=self.attend in OF_TILES)
+        return RunLayout.from_batch(batch, self.inv_freq, has_tiles=self.attend in TILE_KERNELS)
 
     def encode(self, batch: RunLayout) -> Tensor:
         """Compute ``forward`` for a batch on the device."""
@@ -295,7 +295,7 @@ class PackedTransformer(nn.Module):
         return stream
 
     def stream_of(self, x: Tensor) -> ResidualStream:
-        has_triton = self.attend in OF_TRITON
+        has_triton = self.attend in TRITON_KERNELS
         return ResidualStream(x, has_triton=has_triton, branch_scale=self.branch_scale)
 
     def token_rows(self) -> Tensor:

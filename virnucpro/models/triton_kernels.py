@@ -28,10 +28,10 @@ except ImportError:
 # Products are added without rounding. Triton's default varies.
 OPTIONS: Mapping[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": True}
 _PER_WARP = 512  # row elements per warp: each thread has 16 in registers
-_MOST_WARPS = 16
+_MAX_WARPS = 16
 TEXT_BLOCK = 32  # queries per ``attend_text`` program, and keys per step
 OPTIONS_TO_ATTEND: Mapping[str, int | bool] = {**OPTIONS, "num_stages": 2}
-_LEAST_WIDTH = 16  # minimum width of a product factor in Triton
+_MIN_WIDTH = 16  # minimum width of a product factor in Triton
 # Kernel names for messages.
 ROTATION = "rotation"
 BORDER = "residual + LayerNorm"
@@ -114,7 +114,7 @@ def unavailable_reason(error: Exception) -> str:
 
 def row_options(dim: int) -> dict[str, int | bool]:
     """Return the launch options for a kernel with a row of ``dim`` numbers in registers."""
-    n_warps = max(1, min(_MOST_WARPS, triton.next_power_of_2(dim) // _PER_WARP))
+    n_warps = max(1, min(_MAX_WARPS, triton.next_power_of_2(dim) // _PER_WARP))
     return {**OPTIONS, "num_warps": n_warps}
 
 
@@ -325,7 +325,7 @@ def quantise(x: Tensor, values: Tensor, scales: Tensor, *, has_gelu: bool) -> No
 def warps_to_quantise(dim: int) -> int:
     """Return the warps for ``quantise_token``, fewer than for other rows: measured on an H200."""
     n_warps: int = triton.next_power_of_2(dim) // _PER_WARP // 4
-    return max(1, min(_MOST_WARPS, n_warps))
+    return max(1, min(_MAX_WARPS, n_warps))
 
 
 def sizes_to_quantise(dim: int, *, has_gelu: bool) -> dict[str, int]:
@@ -417,7 +417,7 @@ def sizes_to_attend(n_heads: int, head_dim: int, *, has_tf32: bool) -> dict[str,
     return {
         "n_heads": n_heads,
         "head_dim": head_dim,
-        "width": max(_LEAST_WIDTH, triton.next_power_of_2(head_dim)),
+        "width": max(_MIN_WIDTH, triton.next_power_of_2(head_dim)),
         "scale": head_dim**-0.5 / math.log(2),
         "precision": "tf32x3" if has_tf32 else "ieee",
         "block": TEXT_BLOCK,

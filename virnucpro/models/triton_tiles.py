@@ -19,7 +19,7 @@ try:
 except ImportError:
     triton = None
 
-_LEAST_WIDTH = 16  # minimum width of a product factor in Triton
+_MIN_WIDTH = 16  # minimum width of a product factor in Triton
 
 
 def attend_tiles(
@@ -53,7 +53,7 @@ def sizes_to_attend_tiles(
     n_heads: int, head_dim: int, *, rotates: bool, block: int
 ) -> dict[str, int | float | bool]:
     """Return the compile-time constants for ``attend_tile``."""
-    half_width = max(_LEAST_WIDTH // 2, triton.next_power_of_2(head_dim // 2))
+    half_width = max(_MIN_WIDTH // 2, triton.next_power_of_2(head_dim // 2))
     return {
         "n_heads": n_heads,
         "head_dim": head_dim,

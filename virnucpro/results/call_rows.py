@@ -52,7 +52,7 @@ from virnucpro.results.tsv import (
 )
 from virnucpro.sequences.derived_names import FRAME_ENDINGS
 from virnucpro.sequences.genetic_code import GeneticCode
-from virnucpro.sequences.taken_names import NONE_TAKEN, TakenNames
+from virnucpro.sequences.taken_names import NO_TAKEN_NAMES, TakenNames
 from virnucpro.viral.genes import find_genes
 from virnucpro.viral.identification import identify_viruses
 from virnucpro.viral.types import (
@@ -78,8 +78,10 @@ def count_called(results: CalledRecords) -> dict[str, RecordCounts]:
     failures = results.failures
     counts: dict[str, RecordCounts] = {}
     for sample, first, end in sample_ranges(results.records.samples):
-        of_rows = _count_rows(results, failures, range(first, end))
-        counts[sample] = sum_counts([counts[sample], of_rows]) if sample in counts else of_rows
+        row_counts = _count_rows(results, failures, range(first, end))
+        counts[sample] = (
+            sum_counts([counts[sample], row_counts]) if sample in counts else row_counts
+        )
     return counts
 
 
@@ -109,10 +111,10 @@ def _count_rows(
     counts.n_proviruses = len(viruses.places) - len(viral)
     counts.groups.update(identity.group for identity in viruses.identities if identity.group)
     counts.families.update(identity.family for identity in viruses.identities if identity.family)
-    of_failed = [failures[index] for index in _in_range(failures, places)]
-    failed = list(chain.from_iterable(of_failed))
+    failed_rows = [failures[index] for index in _in_range(failures, places)]
+    failed = list(chain.from_iterable(failed_rows))
     counts.n_failed_frames = len(failed)
-    counts.n_failed_records = len(of_failed)
+    counts.n_failed_records = len(failed_rows)
     n_frames = sum(len(results.embedded[index]) for index in _in_range(results.embedded, places))
     counts.n_frames = n_frames - len(failed)
     if failed:
@@ -132,7 +134,7 @@ def make_batches(
     *,
     per_file: bool = False,
     with_own: bool = False,
-    taken: TakenNames = NONE_TAKEN,
+    taken: TakenNames = NO_TAKEN_NAMES,
     finds_genes: bool = True,
 ) -> list[RowBatch]:
     """Make one batch, or one per sample. With a genetic code, identify the viruses.
@@ -454,7 +456,7 @@ def _rename_clashes(results: CalledRecords, taken: TakenNames) -> FrameScores:
         return frames
     ids = list(frames.ids)
     chunk_ids = list(frames.chunk_ids)
-    firsts = [0, *accumulate(frames.n_of_records)]
+    firsts = [0, *accumulate(frames.n_per_record)]
     for index, own in owners:
         for i in range(firsts[index], firsts[index + 1]):
             chunk = chunk_ids[i]

@@ -63,21 +63,23 @@ def count_embedded(results: EmbeddedRecords) -> dict[str, RecordCounts]:
     """Count these records by sample."""
     counts: dict[str, RecordCounts] = {}
     for sample, first, end in sample_ranges(results.records.samples):
-        of_rows = _count_rows(results, range(first, end))
-        counts[sample] = sum_counts([counts[sample], of_rows]) if sample in counts else of_rows
+        row_counts = _count_rows(results, range(first, end))
+        counts[sample] = (
+            sum_counts([counts[sample], row_counts]) if sample in counts else row_counts
+        )
     return counts
 
 
 def _count_rows(results: EmbeddedRecords, places: range) -> RecordCounts:
     """Count the neighbouring records at these places."""
     rows = slice(places.start, places.stop)
-    of_failed = [results.failures[index] for index in places if index in results.failures]
-    failed = [frame for frames in of_failed for frame in frames]
+    failed_rows = [results.failures[index] for index in places if index in results.failures]
+    failed = [frame for frames in failed_rows for frame in frames]
     counts = RecordCounts()
     counts.statuses.update(Counter(results.statuses[rows]))
     counts.n_mendable = sum(FRAMES_FAILED in note for note in results.notes[rows])
     counts.n_frames = sum(results.n_frames[rows])
-    counts.n_failed_records = len(of_failed)
+    counts.n_failed_records = len(failed_rows)
     counts.n_failed_frames = len(failed)
     if failed:
         counts.first_failure = f"{failed[0].id}: {failed[0].reason}"

@@ -27,12 +27,12 @@ def gene_table(results: CalledRecords) -> bytes | None:
     genes = viruses.genes
     if genes is None or not len(genes.start):
         return None
-    of_viruses = genes.virus.tolist()
-    records = [viruses.places[virus] for virus in of_viruses]
+    virus_indices = genes.virus.tolist()
+    records = [viruses.places[virus] for virus in virus_indices]
     record_names = results.records.names
     return format_rows(
         quoted_texts(_name_genes(viruses.names, genes)),
-        quoted_texts([viruses.names[virus] for virus in of_viruses]),
+        quoted_texts([viruses.names[virus] for virus in virus_indices]),
         quoted_texts([record_names[record] for record in records]),
         quoted_texts([results.calls.samples[record] for record in records]),
         format_integers(genes.start + 1),
@@ -60,8 +60,8 @@ def gene_gff3(results: CalledRecords) -> bytes | None:
     ids = [gff3_value(name) for name in viruses.names]
     seqids = [gff3_seqid(name) for name in viruses.names]
     firsts = [seqids[virus] for virus in genes.virus.tolist()]
-    n_before = np.cumsum(genes.n_of_viruses) - genes.n_of_viruses
-    for virus in np.flatnonzero(genes.n_of_viruses).tolist():
+    n_before = np.cumsum(genes.n_per_virus) - genes.n_per_virus
+    for virus in np.flatnonzero(genes.n_per_virus).tolist():
         is_circle = viruses.identities[virus].topology == "circular"
         landmark = f"ID={ids[virus]}{';Is_circular=true' if is_circle else ''}"
         n_bases = len(viruses.letters[virus])
@@ -108,7 +108,7 @@ def protein_fasta(results: CalledRecords) -> bytes | None:
 
 def _name_genes(names: list[str], genes: Genes) -> list[str]:
     """Number the genes in each virus, after its name."""
-    pairs = zip(names, genes.n_of_viruses.tolist(), strict=True)
+    pairs = zip(names, genes.n_per_virus.tolist(), strict=True)
     numbered = ((f"{name}_{number}" for number in range(1, n + 1)) for name, n in pairs)
     return list(chain.from_iterable(numbered))
 

@@ -45,7 +45,7 @@ def miuvig_rows(results: CalledRecords) -> Iterator[tuple[str, ...]]:
     viruses = results.viruses
     has_genes = [False] * len(viruses.places)
     if viruses.genes is not None:
-        has_genes = (viruses.genes.n_of_viruses > 0).tolist()
+        has_genes = (viruses.genes.n_per_virus > 0).tolist()
     tax_class = f"{software};references from {release}, lowest supported rank"
     gene_fields = (
         f"{software};predict",

@@ -23,7 +23,7 @@ from virnucpro.results.outputs import (
 )
 from virnucpro.sequences.inputs import InputFile
 
-_MOST_FAMILIES = 20  # bars in the graph for MultiQC, besides the others
+_MAX_FAMILIES = 20  # bars in the graph for MultiQC, besides the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +183,8 @@ def _family_lines(output_dir: OutputDir, counts_by_sample: Mapping[str, RecordCo
     if not totals:
         return ""
     ranked = sorted(totals, key=lambda name: (-totals[name], name))
-    shown = ranked[:_MOST_FAMILIES]
-    others = ranked[_MOST_FAMILIES:]
+    shown = ranked[:_MAX_FAMILIES]
+    others = ranked[_MAX_FAMILIES:]
     rows = [("Sample", *shown, *(["others"] if others else []))]
     for sample, families in zip(samples, by_sample, strict=True):
         counts = [families[name] for name in shown]

@@ -129,11 +129,11 @@ def parse_identity(row: dict[str, str]) -> tuple[RecordKey, Identity]:
 def parse_region(row: dict[str, str]) -> tuple[RecordKey, Region]:
     """Parse a record's sample and id, and its region, from a table of any version."""
     extents = ("provirus", "whole")
-    most_bases = 10**15
+    max_bases = 10**15
     start = int(row["start"]) - 1
     end = int(row["end"])
     posterior = float(row["posterior"] or "nan")
-    if not (0 <= start < end <= most_bases and (isnan(posterior) or 0 <= posterior <= 1)):
+    if not (0 <= start < end <= max_bases and (isnan(posterior) or 0 <= posterior <= 1)):
         raise ValueError(f"{row['record']} has no region such as {row['region']}")
     if row["extent"] not in extents:
         raise ValueError(f"{row['region']} is a {row['extent']}")

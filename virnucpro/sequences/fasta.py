@@ -48,8 +48,8 @@ from virnucpro.sequences.record_text import (
     strip_letters,
 )
 
-SUFFIXES_OF_READS = (".fastq", ".fq")
-SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa", *SUFFIXES_OF_READS)
+READ_SUFFIXES = (".fastq", ".fq")
+SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa", *READ_SUFFIXES)
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 _FORMAT_PATTERN = "|".join(map(re.escape, SUFFIXES))
 _PACKED_PATTERN = "|".join(map(re.escape, PACKED))
@@ -116,7 +116,7 @@ def _fasta_suffix(name: str) -> str:
 
 def has_fastq_suffix(name: str) -> bool:
     """Return True if a file name has a FASTQ suffix, compressed or not."""
-    return _fasta_suffix(name) in SUFFIXES_OF_READS
+    return _fasta_suffix(name) in READ_SUFFIXES
 
 
 def stem_of(name: str) -> str:

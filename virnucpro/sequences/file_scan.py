@@ -86,11 +86,11 @@ class RecordScan:
         Raises:
             InputError: a record in it is invalid.
         """
-        most_letters = 1 << 16
+        max_letters = 1 << 16
         first = next(blocks, None)
         if first is None:
             return
-        if isinstance(first, Records) or first.n_letters > most_letters:
+        if isinstance(first, Records) or first.n_letters > max_letters:
             yield first
             yield from blocks
             return
@@ -162,13 +162,13 @@ def scan_file(
     on_bytes: Callable[[int], None] = lambda _: None,
     *,
     reads_records: bool = False,
-    most_kept_bytes: int = 0,
+    max_kept_bytes: int = 0,
 ) -> FileScan:
     """Hash a file as it is on disk, stamp it, and read its records if asked.
 
     If its content on disk has changed, the hash of its decompressed content is dropped.
     ``on_bytes`` gets the number of bytes so far. The records of a small file stay in memory if they
-    take at most ``most_kept_bytes``.
+    take at most ``max_kept_bytes``.
 
     Raises:
         InputError: the file changed while it was read.
@@ -202,7 +202,7 @@ def scan_file(
     elif digest != file.sha256:
         facts = {"text_sha256": "", "n_text_bytes": 0, "may_have_derived_names": True}
     if records is not None and records.parsed is not None:
-        has_room = records.parsed.n_bytes <= most_kept_bytes
+        has_room = records.parsed.n_bytes <= max_kept_bytes
         facts["parsed"] = records.parsed if has_room else None
         records.parsed = None
     file = replace(

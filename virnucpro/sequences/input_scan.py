@@ -100,7 +100,7 @@ class InputScan:
                         file,
                         lambda n: on_bytes(n_before + n),  # noqa: B023 - called at once
                         reads_records=reads_records,
-                        most_kept_bytes=self.n_free_bytes,
+                        max_kept_bytes=self.n_free_bytes,
                     )
                     file = scan.file
                     self.scans[file.path] = scan

@@ -28,8 +28,8 @@ _ENCODED_AT_ONCE = 1_000_000  # letters
 _READ_ON = {4: ("TGA",), 15: ("TAG",), 6: ("TAA", "TAG")}
 OPEN_CODONS = 100  # codons in the shortest open stretch that indicates another code
 _OPEN_RATIO = 2.5  # minimum ratio of the longest open stretches, other code to bacterial code
-_MOST_GC = 0.45  # at higher GC, wrong frames in genes are open too
-MOST_BY_CHANCE = 1e-3  # expected number of such stretches in a random sequence with these bases
+_MAX_GC = 0.45  # at higher GC, wrong frames in genes are open too
+MAX_BY_CHANCE = 1e-3  # expected number of such stretches in a random sequence with these bases
 _CODES = (STANDARD.number, *_READ_ON)  # codes whose open stretches are compared
 # whether a codon ends a stretch, by kind: no stop, each stop, each stop on the other strand
 _ENDS = np.zeros((len(_CODES), 1 + 2 * len(STANDARD.stops)), dtype=np.uint8)
@@ -66,7 +66,7 @@ def find_open_codes(sequences: Sequence[str]) -> list[int | None]:
     lengths = np.array([len(sequences[index]) for index in indices], dtype=np.int64)
     shares = counts / lengths[:, None]
     least = np.maximum(OPEN_CODONS, _OPEN_RATIO * longest[:, :1])
-    is_open = (shares[:, 1] + shares[:, 2] <= _MOST_GC) & (longest[:, 1:] >= least).any(axis=1)
+    is_open = (shares[:, 1] + shares[:, 2] <= _MAX_GC) & (longest[:, 1:] >= least).any(axis=1)
     for row in np.flatnonzero(is_open).tolist():
         base_shares = dict(zip("ACGT", shares[row].tolist(), strict=True))
         codons = dict(zip(_CODES, longest[row].tolist(), strict=True))
@@ -77,7 +77,7 @@ def find_open_codes(sequences: Sequence[str]) -> list[int | None]:
 def _longest_open(sequences: Sequence[str]) -> tuple[IntArray, IntArray]:
     """Count the bases, and measure the longest open stretch under each code, in codons.
 
-    All six frames are searched. The stretch is 0 if GC exceeds ``_MOST_GC``.
+    All six frames are searched. The stretch is 0 if GC exceeds ``_MAX_GC``.
 
     Returns:
         (n, 4) base counts and (n, n_codes) codons.
@@ -94,10 +94,10 @@ def _longest_open(sequences: Sequence[str]) -> tuple[IntArray, IntArray]:
         starts,
         lengths,
         n,
-        _stop_of_code(),
+        _stop_by_code(),
         _ENDS,
         len(_CODES),
-        _MOST_GC,
+        _MAX_GC,
         counts,
         longest,
     )
@@ -116,15 +116,15 @@ def _best_open_code(
     lengths = {}
     for number, stops in _READ_ON.items():
         longest = open_codons[number]
-        chances = _chances_of_stop(shares, read_on=stops)
+        chances = _stop_chances(shares, read_on=stops)
         n_by_chance = n_bases * sum(chance * exp(-longest * chance) for chance in chances)
-        if longest >= max(OPEN_CODONS, _OPEN_RATIO * closed) and n_by_chance < MOST_BY_CHANCE:
+        if longest >= max(OPEN_CODONS, _OPEN_RATIO * closed) and n_by_chance < MAX_BY_CHANCE:
             lengths[number] = longest
     longest = max(lengths.values(), default=0)
     return next((number for number in lengths if lengths[number] >= same_length * longest), None)
 
 
-def _chances_of_stop(shares: Mapping[str, float], read_on: Container[str]) -> tuple[float, float]:
+def _stop_chances(shares: Mapping[str, float], read_on: Container[str]) -> tuple[float, float]:
     """Return the probability that a random codon closes a stretch, for each strand.
 
     Stops in ``read_on`` do not close a stretch.
@@ -136,7 +136,7 @@ def _chances_of_stop(shares: Mapping[str, float], read_on: Container[str]) -> tu
 
 
 @cache
-def _stop_of_code() -> Digits:
+def _stop_by_code() -> Digits:
     """Classify each codon: 0 no stop, 1 to 3 a stop, 4 to 6 a stop on the other strand. (125,)"""
     stops = np.zeros(N_CODES, dtype=np.uint8)
     for number, stop in enumerate(STANDARD.stops, 1):

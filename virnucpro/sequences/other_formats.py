@@ -24,7 +24,7 @@ _SEQRET = "convert it, for example with `seqret {0} fasta::out.fa`"
 _UNPACK = "unpack it first: `{0}`"
 _PLAIN_TEXT = "save the sequences as plain text in FASTA format"
 _DOWNLOAD = "look at it: it may be a login page or an error message. Download the file again"
-_FASTA_OF_IT = "give the FASTA file that belongs to it"
+_HINT = "give the FASTA file that belongs to it"
 _DECRYPT = "decrypt it first"
 
 # name, remedy, pattern of the first bytes; the first match counts
@@ -55,7 +55,7 @@ _TABLE: tuple[tuple[str, str, bytes], ...] = (
         rb"(#[^\n]*\n)*(H\t(VN|TS):|[SLPW]\t\S)",
     ),
     # annotation, indexes, search results
-    ("GFF", _FASTA_OF_IT, rb"##gff|#!genome-build|##sequence-region"),
+    ("GFF", _HINT, rb"##gff|#!genome-build|##sequence-region"),
     ("the index of a FASTA file", "give the FASTA file itself", rb"[^>@\s]\S*(\t\d+){4,5}\r?\n"),
     ("an index of another file", "give the FASTA file itself", rb"BAI\x01|CSI\x01|TBI\x01"),
     ("a table of BLAST", "give the FASTA file of the query or the subject", rb"# T?BLAST[NPX] "),
@@ -81,7 +81,7 @@ _TABLE: tuple[tuple[str, str, bytes], ...] = (
     # raw sequencer data
     ("an SRA archive", "convert it, for example with `fasterq-dump reads.sra`", rb"NCBI\.sra"),
     ("POD5", "call bases first, for example with `dorado basecaller`", rb"\x8bPOD\r\n\x1a\n"),
-    ("HDF5", f"call bases first if it is FAST5; otherwise {_FASTA_OF_IT}", rb"\x89HDF\r\n\x1a\n"),
+    ("HDF5", f"call bases first if it is FAST5; otherwise {_HINT}", rb"\x89HDF\r\n\x1a\n"),
     ("an ABI trace", _SEQRET.format("abi::in.ab1"), rb"ABIF"),
     ("SFF", "convert it, for example with `sff2fastq reads.sff > reads.fq`", rb"\.sff"),
     # packed sequences, tables, archives

@@ -19,7 +19,7 @@ from virnucpro.core.logging import printable
 from virnucpro.core.paths import expand_path
 
 COLUMNS = ("sample", "path")
-_OF_MATE = "path_2"
+_MATE_COLUMN = "path_2"
 _EXAMPLE = "the first line of a sample sheet names its columns, including sample and path"
 
 
@@ -71,19 +71,19 @@ def read_sheet(path: Path) -> list[_Row]:
 
 def _sheet_rows(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
     separators = {".tsv": "\t", ".csv": ","}
-    other_names = {"fastq_1": "path", "fastq_2": _OF_MATE}
-    of_manifest = ("path", "label")
+    other_names = {"fastq_1": "path", "fastq_2": _MATE_COLUMN}
+    manifest_columns = ("path", "label")
     separator = separators[path.suffix.lower()]
     hint = f"{_EXAMPLE}, separated by {'commas' if separator == ',' else 'tabs'}"
     reader = csv.DictReader(lines, delimiter=separator, strict=True, restval="")
     words = [word.strip().lower() for word in reader.fieldnames or ()]
     header = reader.fieldnames = [other_names.get(word, word) for word in words]
-    if not any(set(header) >= set(columns) for columns in (COLUMNS, of_manifest)):
+    if not any(set(header) >= set(columns) for columns in (COLUMNS, manifest_columns)):
         names = ", ".join(map(printable, header)) or "nothing"
         raise InputError(
             f"{printable(path)}:1: expected '>' or the columns of a sample sheet, not {names}", hint
         )
-    if twice := [name for name in (*COLUMNS, _OF_MATE) if header.count(name) > 1]:
+    if twice := [name for name in (*COLUMNS, _MATE_COLUMN) if header.count(name) > 1]:
         raise InputError(f"{printable(path)}:1: two columns {twice[0]}", hint)
     for fields in reader:
         cells = {name: fields[name].strip() for name in header}
@@ -94,7 +94,7 @@ def _sheet_rows(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
 def _parse_rows(path: Path, line: int, cells: Mapping[str, str], hint: str) -> Iterator[_Row]:
     if absent := [name for name in COLUMNS if name in cells and not cells[name]]:
         raise InputError(f"{printable(path)}:{line}: no {absent[0]} in this line", hint)
-    names = [name for name in (cells["path"], cells.get(_OF_MATE)) if name]
+    names = [name for name in (cells["path"], cells.get(_MATE_COLUMN)) if name]
     for mate, name in enumerate(names, 1):
         file = _row_to_input(path, line, name)
         yield _Row(cells.get("sample", ""), file, line, mate * (len(names) - 1))

@@ -69,7 +69,7 @@ class TakenNames:
         return bool(np.isin(id_digests(names), self.names).any())
 
 
-NONE_TAKEN = TakenNames()
+NO_TAKEN_NAMES = TakenNames()
 
 
 def find_taken_names(blocks: Iterable[Records]) -> TakenNames:

@@ -376,13 +376,13 @@ def new_folder(tree: SafeDir, path: Path) -> Iterator[SafeDir]:
 
 _ONE_EACH: tuple[OutputKind, ...] = ("per_sequence", "scalar")
 _VECTORS: tuple[OutputKind, ...] = (*_ONE_EACH, "per_residue")
-_ANY: tuple[OutputKind, ...] = (*_VECTORS, "pairwise")
+_ANY_OUTPUT: tuple[OutputKind, ...] = (*_VECTORS, "pairwise")
 FORMATS: Mapping[ExportFormatName, ExportFormat] = {
-    "uniprot-h5": ExportFormat(ending=".uniprot.h5", kinds=_ANY, write=write_uniprot_h5),
+    "uniprot-h5": ExportFormat(ending=".uniprot.h5", kinds=_ANY_OUTPUT, write=write_uniprot_h5),
     "safetensors": ExportFormat(ending="-safetensors", kinds=_VECTORS, write=write_safetensors),
     "parquet": ExportFormat(ending=".parquet", kinds=_VECTORS, write=write_parquet),
     "anndata": ExportFormat(ending=".h5ad", kinds=_ONE_EACH, write=write_anndata),
     "skbio": ExportFormat(ending=".skbio.h5", kinds=_VECTORS, write=write_skbio),
     "npz": ExportFormat(ending=".npz", kinds=_ONE_EACH, write=write_npz),
-    "pt": ExportFormat(ending=".pt", kinds=_ANY, write=write_pt),
+    "pt": ExportFormat(ending=".pt", kinds=_ANY_OUTPUT, write=write_pt),
 }

@@ -17,7 +17,7 @@ from virnucpro.core.types import FastaRecord
 from virnucpro.sequences.fasta import Block, Span, StreamCache, parse_block
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import RunIds
-from virnucpro.sequences.taken_names import NONE_TAKEN, TakenNames, find_taken_names
+from virnucpro.sequences.taken_names import NO_TAKEN_NAMES, TakenNames, find_taken_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Manifest:
     # no earlier rule selects
     embed: Mapping[EmbeddingRule, int] = field(default_factory=lambda: {"all": 0})
     # derived names that are ids in the run; recomputed at each start
-    taken: TakenNames = field(default=NONE_TAKEN, compare=False)
+    taken: TakenNames = field(default=NO_TAKEN_NAMES, compare=False)
     ids: RunIds = field(init=False, repr=False, compare=False)  # follows from the other fields
 
     def __post_init__(self) -> None:

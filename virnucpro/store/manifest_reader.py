@@ -35,7 +35,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest:
         stored = parse_checked(read_bounded(path))
         version = stored["virnucpro_version"]
         if stored["recipe"].get("shard_format") != SHARD_FORMAT:
-            raise _of_another_version(path.parent, version)
+            raise _version_error(path.parent, version)
         facts = {name: {**stored.get(name, {})} for name in ("counts", "cut")}
         encoders = tuple(_encoder_spec(one, path.parent) for one in stored["recipe"]["encoders"])
         recipe = Recipe(**{**stored["recipe"], "encoders": encoders})
@@ -55,7 +55,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest:
         raise disk_error(error, path) from error
     except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         if version != __version__:
-            raise _of_another_version(path.parent, version) from error
+            raise _version_error(path.parent, version) from error
         why = f"it has no {error}" if isinstance(error, KeyError) else error
         raise _corrupt_manifest_error(path, why) from error
 
@@ -93,7 +93,7 @@ def _corrupt_manifest_error(manifest: Path, why: object) -> ResumeError:
     )
 
 
-def _of_another_version(folder: Path, version: object) -> ResumeError:
+def _version_error(folder: Path, version: object) -> ResumeError:
     program = f"another version of virnucpro, {printable(version)}"
     if version == __version__:
         program = f"an earlier state of virnucpro {__version__}"

@@ -388,8 +388,8 @@ def _count_numbers(recipe: Recipe) -> int:
 
     Six frames have two residues per base, and a base is in at most two chunks.
     """
-    least_numbers = 1000  # shard numbers per slice, so that shard names stay short
-    number = least_numbers
+    min_numbers = 1000  # shard numbers per slice, so that shard names stay short
+    number = min_numbers
     while number < N_SMALL_SHARDS + 4 * recipe.bytes_per_slice // recipe.largest_shard:
         number *= 10
     return number
@@ -581,12 +581,12 @@ def reject_duplicates(digests: array[int], manifest: Manifest, *, is_begun: bool
         "with their file; or leave the added file out"
     )
     if len(manifest.inputs) == 1:
-        again = _AGAIN if is_begun else ""
+        again = _REPLAN_HINT if is_begun else ""
         remedy = with_options("or add {rename_duplicates}{again}", again=again)
     raise repeat.error(remedy)
 
 
-_AGAIN = with_options(
+_REPLAN_HINT = with_options(
     "; then start again with {force}. Vectors in a {cache} are read and not recomputed; "
     "nothing was deleted"
 )

@@ -33,7 +33,7 @@ from virnucpro.store.frame_scores import FrameScoreStore
 from virnucpro.store.manifest import Manifest, write_manifest
 from virnucpro.store.run_lock import (
     LOCK,
-    OF_A_LOCK,
+    LOCK_FILES,
     is_held,
     locked,
     process_tag,
@@ -53,7 +53,7 @@ SCORE_FORMAT = 9  # increase when the same records and scorer would give other s
 RECORD_TABLES: Mapping[Command, str] = {"predict": "predictions.tsv", "extract": "records.tsv"}
 FAILED_SEQUENCES = "failed_sequences.fa"  # records to correct and add to the run
 # files that a run creates in its subfolders
-_OURS = re.compile(
+_OWN_FILES = re.compile(
     rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|parquet|faa|fna|scores|frames|plan|ids|chunks|rows)"
     r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|(plan|parts)\.json|index\.parquet|lookup\.npy"
     r"|work-[\w.-]+-\d+\.log|\..*\.(tmp|partial)"
@@ -87,7 +87,7 @@ class RunDir(SafeDir):
     owned_names: OutputNames
 
     page: ClassVar = "report.html"  # report on a run, a training or an evaluation
-    of_any_command: ClassVar = frozenset({*OF_A_LOCK, "virnucpro.log"})  # left by any command
+    command_files: ClassVar = frozenset({*LOCK_FILES, "virnucpro.log"})  # left by any command
 
     manifest = _RunPath(RUN_FILE)
     log = _RunPath("virnucpro.log")
@@ -208,7 +208,7 @@ class RunDir(SafeDir):
 
     def _refuse_links(self) -> None:
         own_paths = (self.log, self.logs, self.staged.root, self.parsl, *self._results)
-        self.refuse_links((*OF_A_LOCK, *(path.name for path in own_paths)))
+        self.refuse_links((*LOCK_FILES, *(path.name for path in own_paths)))
         SafeDir(self.features).refuse_links(encoder_folder_names(self.features))
         if self.samples.is_dir():
             SafeDir(self.samples).refuse_links([path.name for path in self.samples.iterdir()])
@@ -272,7 +272,7 @@ class RunDir(SafeDir):
         return (
             path == self.copies
             and path.is_dir()
-            and all(_OURS.fullmatch(file.name) for file in path.iterdir())
+            and all(_OWN_FILES.fullmatch(file.name) for file in path.iterdir())
         )
 
     def delete_results(self) -> None:
@@ -315,7 +315,7 @@ class RunDir(SafeDir):
 
     def _delete_owned(self, folder: Path, kept: Collection[str] = ()) -> None:
         """Delete a run's files in a folder, and the folder if it is then empty."""
-        self.delete_files(folder, lambda name: _OURS.fullmatch(name) and name not in kept)
+        self.delete_files(folder, lambda name: _OWN_FILES.fullmatch(name) and name not in kept)
         self.delete_folder(folder)
 
     def clear_copies(self, manifest: Manifest) -> None:

@@ -36,7 +36,7 @@ from virnucpro.core.safe_dir import SafeDir
 
 LOCK = ".lock"
 _MARK = f"{LOCK}.held"  # the lock on a file system without flock
-OF_A_LOCK = (LOCK, _MARK)
+LOCK_FILES = (LOCK, _MARK)
 _PATIENCE = 2.0  # seconds to wait for the owner's name
 _STALE_SECONDS = 0.2  # for filelock to take over the lock of a dead process
 _QUEUE_SECONDS = 10.0  # for processes that start together and take turns, without flock
@@ -145,12 +145,12 @@ def _host() -> str:
 
     Containers often share their machine's name, and each has a process 1.
     """
-    of_machine = "4026531836"  # the machine's own PID namespace: PROC_PID_INIT_INO in Linux
+    machine_namespace = "4026531836"  # the machine's own PID namespace: PROC_PID_INIT_INO in Linux
     name = socket.gethostname()
-    number = of_machine
+    number = machine_namespace
     with suppress(OSError):  # not Linux, or without /proc
         number = Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
-    return name if number == of_machine else f"{name}-{number}"
+    return name if number == machine_namespace else f"{name}-{number}"
 
 
 def tags_in(folder: Path) -> dict[Path, tuple[str, int]]:
@@ -236,9 +236,9 @@ def _reject_if_active(handle: FileIO, folder: Path, tags: Mapping[Path, tuple[st
             patience[tag] = _DEAD_SECONDS - _lock_age(tag, handle)
     if living := _find_living(patience):
         holder = tags.get(living)
-        who = f"process {holder[1]} on {holder[0]}" if holder else str(words and words[0].strip())
+        owner = f"process {holder[1]} on {holder[0]}" if holder else str(words and words[0].strip())
         raise OutputError(
-            f"{printable(who)} is using {printable(folder)}, and this host cannot see its lock: "
+            f"{printable(owner)} is using {printable(folder)}, and this host cannot see its lock: "
             "on this file system `flock` works only within a host",
             hint="wait until it ends, or stop it; let one host at a time use the folder, or mount "
             "the file system with locks between hosts (Lustre: -o flock; NFS: without local_lock)",

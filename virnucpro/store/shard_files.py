@@ -37,7 +37,9 @@ from virnucpro.sequences.orfs import Orfs, Texts
 # (number of shards, residues per shard) before the largest; 17.5 million residues make 208 shards
 _SMALL_SHARDS = ((32, 16_000), (32, 32_000), (32, 64_000), (128, 125_000))
 N_SMALL_SHARDS = sum(n for n, _ in _SMALL_SHARDS)
-MOST_SEEN = 2**18  # ORFs; older ones are forgotten together, so memory contains up to twice as many
+MAX_REMEMBERED = (
+    2**18
+)  # ORFs; older ones are forgotten together, so memory contains up to twice as many
 
 
 def shard_size(position: int, largest: int) -> int:
@@ -52,7 +54,7 @@ def shard_size(position: int, largest: int) -> int:
 class SequenceIndex:
     """The ordinals of a slice's latest ORFs, by digest, in bounded memory."""
 
-    def __init__(self, most: int = MOST_SEEN) -> None:
+    def __init__(self, most: int = MAX_REMEMBERED) -> None:
         self._most = most
         self._n_slots = 2 << most.bit_length()
         # two hash tables: for each slot a digest, and an ordinal + 1, or 0

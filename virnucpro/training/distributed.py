@@ -189,9 +189,7 @@ def _fail_together(store: Store, world_size: int) -> Iterator[None]:
     """End all processes with the first error's exit code."""
     n_errors = "virnucpro/n_errors"
     is_done = threading.Event()
-    watcher = threading.Thread(
-        target=_end_with_others, args=(store, world_size, is_done), daemon=True
-    )
+    watcher = threading.Thread(target=_end_together, args=(store, world_size, is_done), daemon=True)
     watcher.start()
     try:
         yield
@@ -212,7 +210,7 @@ def _fail_together(store: Store, world_size: int) -> Iterator[None]:
         watcher.join()
 
 
-def _end_with_others(store: Store, world_size: int, is_done: threading.Event) -> None:
+def _end_together(store: Store, world_size: int, is_done: threading.Event) -> None:
     """End this process after an error of another one, even if its main thread waits inside torch.
 
     Nothing can wake that thread, because a destroyed group closes its connections only once nothing

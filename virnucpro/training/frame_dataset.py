@@ -48,10 +48,10 @@ from virnucpro.training.labelled_data import Labelled, LabelledRecord, Split
 Values = NDArray[Any]
 Rows = NDArray[np.int64]
 _Add = Callable[["Values | Sequence[object]"], None]
-_MOST_WEIGHT = 10.0  # maximum weight of a frame, if the mean is 1
+_MAX_WEIGHT = 10.0  # maximum weight of a frame, if the mean is 1
 BASES_POWER = 0.25  # a group counts by its size to this power
 GC_EDGES = np.linspace(0.25, 0.7, 10)  # edges of bins in which both labels weigh the same
-HEAVIEST = 4.0  # maximum factor that a bin applies to a weight
+MAX_BIN_FACTOR = 4.0  # maximum factor that a bin applies to a weight
 _VECTORS = "vectors.json"
 _VECTOR_ROWS = "vector_rows.npy"
 _RECORDS = "records.json"
@@ -67,7 +67,7 @@ _COLUMNS: dict[str, tuple[str, int | None]] = {
     "kmers.npy": ("<i8", 2),
 }
 _COMPOSITIONS_AT_ONCE = 8192  # frames
-_MOST_RECORDS = 2**36  # maximum bytes of the file of records, which we write ourselves
+_MAX_RECORDS_BYTES = 2**36  # maximum bytes of the file of records, which we write ourselves
 
 
 class _FeatureRows:
@@ -118,7 +118,7 @@ def _vectors(folder: Path, n_frames: int) -> Values | _FeatureRows:
     """Return all frame vectors if ``link_vectors`` has linked them, else (n, 0)."""
     if not (folder / _VECTORS).exists():
         return np.empty((n_frames, 0), dtype=np.float32)
-    facts = read_json(folder / _VECTORS, most_bytes=_MOST_RECORDS)
+    facts = read_json(folder / _VECTORS, max_bytes=_MAX_RECORDS_BYTES)
     rows = _memory_map(folder / _VECTOR_ROWS)
     files = [(path, begin, n) for path, begin, n in facts["files"]]
     return _FeatureRows(files, rows, facts["dim"], facts["store"])
@@ -252,7 +252,7 @@ def balanced_weights(frames: LabelledFrames) -> NDArray[np.float32]:
     """Weight a group by the square root of its frames, and both classes equally.
 
     Otherwise a few large genomes would dominate their class. Weights are limited to about
-    ``_MOST_WEIGHT``, because a group with one frame carries little information.
+    ``_MAX_WEIGHT``, because a group with one frame carries little information.
 
     Returns:
         (n,) float32 with mean 1.
@@ -262,7 +262,7 @@ def balanced_weights(frames: LabelledFrames) -> NDArray[np.float32]:
     for is_virus in (False, True):
         rows = frames.is_virus == is_virus
         if rows.any():
-            weight[rows] = np.minimum(weight[rows] / weight[rows].mean(), _MOST_WEIGHT)
+            weight[rows] = np.minimum(weight[rows] / weight[rows].mean(), _MAX_WEIGHT)
             weight[rows] *= len(frames) / 2 / weight[rows].sum()
     return weight.astype(np.float32)
 
@@ -271,7 +271,7 @@ def recipe_weights(frames: LabelledFrames) -> NDArray[np.float32]:
     """Return weights with the effect of drawing frames as for the scorer.
 
     A group counts as a low power of its number of frames, times the manifest's weights. Both labels
-    weigh the same, overall and in each GC bin, as far as ``HEAVIEST`` allows.
+    weigh the same, overall and in each GC bin, as far as ``MAX_BIN_FACTOR`` allows.
 
     Returns:
         (n,) float32 with mean 1.
@@ -283,7 +283,7 @@ def recipe_weights(frames: LabelledFrames) -> NDArray[np.float32]:
     for label in (False, True):
         rows = frames.is_virus == label
         if rows.any():
-            weights[rows] = np.minimum(weights[rows] / weights[rows].mean(), _MOST_WEIGHT)
+            weights[rows] = np.minimum(weights[rows] / weights[rows].mean(), _MAX_WEIGHT)
             weights[rows] /= weights[rows].sum()
     for number in range(len(GC_EDGES) + 1):
         inside = bins == number
@@ -291,7 +291,7 @@ def recipe_weights(frames: LabelledFrames) -> NDArray[np.float32]:
         for label in (False, True):
             rows = inside & (frames.is_virus == label)
             if rows.any():
-                weights[rows] *= min(HEAVIEST, total / 2 / weights[rows].sum())
+                weights[rows] *= min(MAX_BIN_FACTOR, total / 2 / weights[rows].sum())
     even: NDArray[np.float32] = (weights / weights.mean()).astype(np.float32)
     return even
 
@@ -420,7 +420,7 @@ def link_vectors(folder: Path, extracted: Path) -> None:
         numbers = store.encoder.store
         for path, begin, content in store.read_files():
             files.append((str(path.absolute()), begin, len(content.ids)))
-            row_by_id |= _wanted_rows(content.ids, wanted, n_vectors)
+            row_by_id |= _select_rows(content.ids, wanted, n_vectors)
             n_vectors += len(content.ids)
     if absent := [name for name in ids if name not in row_by_id]:
         raise FeatureFileError(
@@ -435,7 +435,7 @@ def link_vectors(folder: Path, extracted: Path) -> None:
     tree.write_file(folder / _VECTORS, json.dumps({"dim": dim, "store": numbers, "files": files}))
 
 
-def _wanted_rows(ids: Iterable[str], wanted: Set[str], first: int) -> dict[str, int]:
+def _select_rows(ids: Iterable[str], wanted: Set[str], first: int) -> dict[str, int]:
     """Return rows for wanted frames, counted from ``first``.
 
     In a run, a number may distinguish a frame name from a record id.
@@ -471,7 +471,7 @@ class FrameStore:
     @classmethod
     def open(cls, folder: Path) -> FrameStore:
         """Map the files in a complete folder."""
-        rows = read_json(folder / _RECORDS, most_bytes=_MOST_RECORDS)
+        rows = read_json(folder / _RECORDS, max_bytes=_MAX_RECORDS_BYTES)
         records = tuple(LabelledRecord(*facts) for facts in rows)
         letters = _memory_map(folder / "proteins.npy")
         ends = _memory_map(folder / "protein_ends.npy")

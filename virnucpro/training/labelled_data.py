@@ -45,7 +45,7 @@ from virnucpro.sequences.fasta import find_invalid, open_fasta, read_fasta
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.training.options import ManifestOptions
 
-_MOST_NAMED = 5  # in a message
+_MAX_NAMED = 5  # in a message
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 _Stratum = tuple[str, str]  # label and kingdom
@@ -213,8 +213,8 @@ def warn_of_mixed_groups(records: Iterable[LabelledRecord]) -> None:
 
 def sample_records(names: Sequence[str]) -> str:
     """List the first names and count the rest, for a message."""
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(map(printable, names[:_MOST_NAMED])) + more
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(map(printable, names[:_MAX_NAMED])) + more
 
 
 def _check(record: FastaRecord, path: Path, id_paths: Mapping[str, Path]) -> None:
@@ -266,12 +266,12 @@ def _check_record(label: str, where: str) -> str:
 
 
 def _weight(text: str, where: str) -> float:
-    heaviest = 1e6  # outweighs everything else, and losses stay finite
+    max_weight = 1e6  # outweighs everything else, and losses stay finite
     try:
         weight = float(text or 1)
     except ValueError:
         weight = math.nan
-    if not 0 < weight <= heaviest:
+    if not 0 < weight <= max_weight:
         raise InputError(
             f"{where}: the weight is {printable(text)!r}",
             hint="a weight is a number above 0, at most a million; without one it is 1",
@@ -573,7 +573,7 @@ def _records_by_table(
         LOGGER.warning(
             "in no FASTA file: %s of the table, for example %s",
             format_count(len(missing), "accession"),
-            ", ".join(map(printable, sorted(missing)[:_MOST_NAMED])),
+            ", ".join(map(printable, sorted(missing)[:_MAX_NAMED])),
         )
 
 

@@ -151,10 +151,10 @@ class Classifier(nn.Module):
         self.register_buffer("spread", torch.ones(N_FEATURES))
 
     def standardise(self, frames: LabelledFrames) -> None:
-        least_spread = 1e-3  # minimum deviation, so that weights of rare features hardly learn
+        min_spread = 1e-3  # minimum deviation, so that weights of rare features hardly learn
         mean, deviation = mean_and_deviation(frames)
         self.centre.copy_(torch.from_numpy(mean))
-        self.spread.copy_(torch.from_numpy(deviation).clamp(min=least_spread))
+        self.spread.copy_(torch.from_numpy(deviation).clamp(min=min_spread))
 
     def forward(self, pooled: Tensor, composition: Tensor) -> Tensor:
         """(n, dim), (n, N_FEATURES) -> log-odds, (n_networks, n). The last network reads both."""

@@ -173,8 +173,8 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
                 reject_options(self, ("card",), "with a --head that is not the model's")
             if not (self.model or self.head) and self.calls != "head":
                 engine_names = option_names(EngineOptions) - {"workers"}
-                what_to_do = "name a trained --model, or a --head, to evaluate it"
-                reject_options(self, engine_names, "where the scorer calls", what_to_do)
+                remedy = "name a trained --model, or a --head, to evaluate it"
+                reject_options(self, engine_names, "where the scorer calls", remedy)
             if self.calls == "scorer":
                 reject_options(self, ("model",), "with --calls scorer, which embeds nothing")
             return

@@ -498,8 +498,8 @@ def _read_genomes(
     Raises:
         InputError: a chromosome is missing, occurs twice, or has no host, or there are too few.
     """
-    fewest = 3  # chromosomes: one is left out, and two show how much hosts differ
-    fewest_pieces = 100  # per host
+    min_chromosomes = 3  # chromosomes: one is left out, and two show how much hosts differ
+    min_pieces = 100  # per host
     truths = {name: truth for name, truth in read_truth(truth_table).items() if truth.prophages}
     genomes: list[_Genome] = []
     n_letters = 0
@@ -514,14 +514,14 @@ def _read_genomes(
             elif len(record.sequence) >= SHORTEST_RECORD:
                 host_tables.append(Chromosome.from_record(record, scorer, Truth()).items)
         host = WindowTable.concatenate(host_tables)
-        is_host = np.count_nonzero(host.is_known) >= fewest_pieces
+        is_host = np.count_nonzero(host.is_known) >= min_pieces
         genomes.append((chromosomes, host if is_host else None))
     names = [chromosome.name for members, _ in genomes for chromosome in members]
     _check_names(names, truths)
-    if len(names) < fewest:
+    if len(names) < min_chromosomes:
         raise InputError(
-            f"{format_count(len(names), 'chromosome')} with prophages; {fewest} are needed, "
-            "as each is left out once",
+            f"{format_count(len(names), 'chromosome')} with prophages; {min_chromosomes} are "
+            "needed, as each is left out once",
             hint="add more to the truth",
         )
     return genomes

@@ -49,7 +49,7 @@ _SUMMARISED = {
 }
 EVALUATION = "evaluation.json"
 # Figures for all samples (without a score: lowest), and the ends of their interval.
-OF_ALL = ("no_orf_as_0", "no_orf_as_0_low", "no_orf_as_0_high")
+OVERALL_MEASURES = ("no_orf_as_0", "no_orf_as_0_low", "no_orf_as_0_high")
 _MEASURES = {
     "recall": "recall",
     "false_positives": "false positives",
@@ -142,8 +142,8 @@ def _series(
     columns: Sequence[str], epochs: _Table
 ) -> Iterator[tuple[str, list[float], list[float | None]]]:
     """Yield a line for each seed and column, with a gap where a figure is not finite."""
-    most_seeds = 6  # per chart
-    seeds = list(dict.fromkeys(row["seed"] for row in epochs))[:most_seeds]
+    max_seeds = 6  # per chart
+    seeds = list(dict.fromkeys(row["seed"] for row in epochs))[:max_seeds]
     for seed, column in product(seeds, columns):
         rows = [row for row in epochs if row["seed"] == seed]
         values = ((_parse_number(row["epoch"]), _parse_number(row[column])) for row in rows)
@@ -331,7 +331,7 @@ def write_evaluation_page(folder: Path, figures: Mapping[str, Any]) -> None:
 
 def _evaluation_row(row: Mapping[str, Any]) -> dict[str, object]:
     """Return a row of figures, with AUROC and its interval also as positions from 0.5 to 1."""
-    auroc, low, high = (row[name]["auroc"] for name in OF_ALL)
+    auroc, low, high = (row[name]["auroc"] for name in OVERALL_MEASURES)
     return {
         **row,
         "kind": _run_name(row),
@@ -453,12 +453,12 @@ def write_card(training: Path) -> None:
         InputError: a table is damaged.
         OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
-    none_yet = (
+    no_runs_message = (
         f"{_EVALUATION}\n\nNone yet: `virnucpro evaluate --data MANIFEST --split split.tsv --model "
         "FOLDER --card` measures it and writes all figures here.\n"
     )
     model = training / MODEL_FOLDER
-    lines = [*_summary_rows(training, model, read_json(training / FACTS)), none_yet]
+    lines = [*_summary_rows(training, model, read_json(training / FACTS)), no_runs_message]
     SafeDir(model).write_file(model / CARD_FILE, "\n".join(lines))
 
 
@@ -503,7 +503,7 @@ def _markdown_row(cells: Iterable[object]) -> str:
 
 
 def _summary_rows(training: Path, model: Path, facts: Mapping[str, Any]) -> Iterator[str]:
-    of_data = ("data_sha256", "split_sha256")
+    data_keys = ("data_sha256", "split_sha256")
     settings = facts["settings"]
     head = model / HEAD_FILE
     encoder = "a new one, or none"
@@ -521,12 +521,12 @@ def _summary_rows(training: Path, model: Path, facts: Mapping[str, Any]) -> Iter
     yield "## Data and split\n"
     yield "Each group is in one part only. The test part served neither training nor tuning.\n"
     yield from markdown_table(_group_by_kind(read_table(training / SPLIT)))
-    for name in of_data:
+    for name in data_keys:
         yield f"- {name.removesuffix('_sha256')}: SHA-256 {facts[name]}"
     yield "\n## Settings\n"
     # Shown elsewhere, or specific to this machine.
     not_listed = {
-        *of_data,
+        *data_keys,
         "manifest",
         "encoder",
         "encoder_id",

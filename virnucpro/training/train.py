@@ -44,7 +44,7 @@ from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
 from virnucpro.training.distributed import Ranks, run_on, run_under_torchrun, started_by_torchrun
-from virnucpro.training.evaluation.calibration import FEWEST_GROUPS
+from virnucpro.training.evaluation.calibration import MIN_GROUPS
 from virnucpro.training.evaluation.metrics import Samples
 from virnucpro.training.export import Epochs, TrainingResults, save_pretrained, write_epochs
 from virnucpro.training.frame_dataset import (
@@ -354,7 +354,7 @@ def _show_best(
         if samples is not None:
             events.add_precision("precision and recall", samples)
             curve = samples.reliability()
-            for score, share in zip(curve.mean_score, curve.share_of_viruses, strict=True):
+            for score, share in zip(curve.mean_score, curve.virus_shares, strict=True):
                 events.add_scalar("reliability", share, round(100 * score))
 
 
@@ -440,9 +440,9 @@ class _Board:
 
 def _sample_rows(frames: LabelledFrames, seed: int) -> LabelledFrames:
     """Choose the validation frames that are scored after each epoch."""
-    most_frames = 20_000  # scored after each epoch
+    max_frames = 20_000  # scored after each epoch
     order = np.random.default_rng([seed, len(frames)]).permutation(len(frames))
-    return frames.select(np.sort(order[:most_frames]))
+    return frames.select(np.sort(order[:max_frames]))
 
 
 def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[str]:
@@ -523,13 +523,13 @@ def _warn_of_groups(
         )
     validated = [label for group, label in with_frames if splits[group] == "validation"]
     n_groups = {label: validated.count(label) for label in ("virus", "other")}
-    if mode != "pretrain" and min(n_groups.values()) < FEWEST_GROUPS:
+    if mode != "pretrain" and min(n_groups.values()) < MIN_GROUPS:
         LOGGER.warning(
             "validation has frames of %s of virus and %d of other: the head will not be joined "
             "with the scorer, and perhaps not be calibrated; each label needs %d groups there",
             format_count(n_groups["virus"], "group"),
             n_groups["other"],
-            FEWEST_GROUPS,
+            MIN_GROUPS,
         )
 
 

@@ -35,5 +35,5 @@ def read_trained(head: Head | None, scorer: Scorer | None) -> Mapping[str, Train
 def _kmers_of(scorer: Scorer) -> Sketch:
     """Return the sketch of the training data stored with the scorer, or an empty one."""
     with safe_open(EMBEDDED_FOLDER / "trained.safetensors", framework="np") as handle:
-        is_of_it = handle.metadata()["scorer_sha256"] == scorer.sha256
-        return Sketch.unpack(handle.get_tensor("trained_kmers")) if is_of_it else Sketch()
+        is_same_scorer = handle.metadata()["scorer_sha256"] == scorer.sha256
+        return Sketch.unpack(handle.get_tensor("trained_kmers")) if is_same_scorer else Sketch()

@@ -273,7 +273,7 @@ class Trainer:
         Returns:
             This rank's part of the loss, and the gradient norm.
         """
-        most_gradient = 1.0  # norm to which a longer gradient is clipped
+        max_gradient_norm = 1.0  # norm to which a longer gradient is clipped
         n_parts = self.settings.grad_accum_steps
         ranks = self.ranks
         wrapped = self._wrapped
@@ -290,7 +290,7 @@ class Trainer:
             loss += part_loss.detach()
             self.clock.lap(_STEP)
         self.scaler.unscale_(self._optimizer)
-        norm = is_complete(nn.utils.clip_grad_norm_(wrapped.parameters(), most_gradient))
+        norm = is_complete(nn.utils.clip_grad_norm_(wrapped.parameters(), max_gradient_norm))
         arriving = copy_to_host([torch.stack([loss, norm])])
         self.scaler.step(self._optimizer)
         self.scaler.update()

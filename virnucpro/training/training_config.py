@@ -63,7 +63,7 @@ _FRAMES = "frames"
 _FASTA = "records.fa"
 _FEATURES = "features"
 # Files and folders in the folder of a training.
-_OURS = (
+_OWN_FILES = (
     FACTS,
     RunDir.page,
     "checkpoints",
@@ -265,7 +265,7 @@ def open_training(training: TrainingRun, on_event: EventHandler) -> None:
     options = training.options
     checkpoints = chain(output.glob("checkpoints/*"), output.glob(f"{_SEEDS}/*/checkpoints/*"))
     stored = (str(path.relative_to(output)) for path in checkpoints)
-    SafeDir(output).refuse_links((*_OURS, *stored))
+    SafeDir(output).refuse_links((*_OWN_FILES, *stored))
     path = output / FACTS
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
@@ -332,7 +332,7 @@ def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
     Raises:
         OutputError: the folder contains a training and this is no resume, or something else.
     """
-    entries = {entry.name for entry in folder.iterdir()} - RunDir.of_any_command
+    entries = {entry.name for entry in folder.iterdir()} - RunDir.command_files
     if is_begun and not resume:
         raise OutputError(
             f"{printable(folder)} already contains a training",

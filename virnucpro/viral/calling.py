@@ -72,12 +72,14 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
         known = KnownIndex.load_builtin().look_up(sequences)
     log_odds = np.full(len(notes), np.nan)
     log_odds[places] = scores
-    of_all = np.zeros(len(notes), dtype=np.int64)
-    of_all[places] = kingdoms
+    kingdom_indices = np.zeros(len(notes), dtype=np.int64)
+    kingdom_indices[places] = kingdoms
     pieces = pieces._replace(record=np.array(places, dtype=np.int64)[pieces.record])
     known = known._replace(record=places[known.record])
     n_pieces = np.bincount(pieces.record, minlength=len(notes))
-    return ScoredRecords(records, screened, notes, log_odds, of_all, n_pieces, pieces, known)
+    return ScoredRecords(
+        records, screened, notes, log_odds, kingdom_indices, n_pieces, pieces, known
+    )
 
 
 def _whole_proteins(proteins: Sequence[str], scorer: Scorer) -> tuple[FloatArray, WindowScores]:
@@ -99,12 +101,12 @@ def call_scored(
     n = len(records.ids)
     lengths = records.lengths
     if is_protein:
-        of_pieces = np.ones(n, dtype=np.int64)
-        of_pieces[pieces.record] = pieces.n_bases
+        scored_lengths = np.ones(n, dtype=np.int64)
+        scored_lengths[pieces.record] = pieces.n_bases
     else:
-        of_pieces = lengths
+        scored_lengths = lengths
     is_virus, rates = apply_threshold(
-        scored.log_odds, np.maximum(1, of_pieces), scored.kingdoms, error_rates, cut
+        scored.log_odds, np.maximum(1, scored_lengths), scored.kingdoms, error_rates, cut
     )
     scores = _score_columns(probabilities(scored.log_odds))
     has_no_score = np.isnan(scored.log_odds)
@@ -154,8 +156,8 @@ def _frames(scored: ScoredRecords, is_known: BoolArray, *, is_protein: bool) -> 
         suffixes = [f"_piece_{number}" for number in range(1 + numbers.max(initial=0))]
         pairs = zip(owners.tolist(), numbers[is_known].tolist(), strict=True)
         ids = [names[owner] + suffixes[number] for owner, number in pairs]
-    n_of_records = np.bincount(owners, minlength=len(names)).tolist()
-    return FrameScores(n_of_records, ids, ids, probabilities(pieces.log_odds[is_known]).tolist())
+    n_per_record = np.bincount(owners, minlength=len(names)).tolist()
+    return FrameScores(n_per_record, ids, ids, probabilities(pieces.log_odds[is_known]).tolist())
 
 
 def _short_proteins(records: Records, shortest: int) -> dict[int, tuple[Status, str]]:

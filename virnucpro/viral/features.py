@@ -50,10 +50,10 @@ N_BUCKETS = 2 << BUCKET_BITS
 Residues = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
-RESIDUE_OF_CODE = np.full(N_CODES, NO_RESIDUE, dtype=np.uint8)
+RESIDUE_BY_CODON = np.full(N_CODES, NO_RESIDUE, dtype=np.uint8)
 for _codon, _residue in STANDARD.meanings.items():
     if _codon not in STANDARD.stops:
-        RESIDUE_OF_CODE[genetic_code(_codon)] = AMINO_ACIDS.index(_residue)
+        RESIDUE_BY_CODON[genetic_code(_codon)] = AMINO_ACIDS.index(_residue)
 
 N_CODONS = 64
 N_PAIRS = 400
@@ -85,14 +85,14 @@ class WordTable:
     k-mers skip it. About one in 1e3 sampled k-mers matches by chance, and one in 1e4 of the others.
     """
 
-    n_of_bucket: NDArray[np.uint8]  # (N_BUCKETS,)
+    bucket_sizes: NDArray[np.uint8]  # (N_BUCKETS,)
     entries: NDArray[np.uint16]  # (n,) by bucket, ascending: hash remainder, then class
 
     def __post_init__(self) -> None:
-        if self.n_of_bucket.shape != (N_BUCKETS,) or self.entries.ndim != 1:
-            raise ValueError(f"the shape of the buckets is {self.n_of_bucket.shape}")
-        if self.n_of_bucket.sum() != len(self):
-            raise ValueError(f"{len(self)} words, but {self.n_of_bucket.sum()} in the buckets")
+        if self.bucket_sizes.shape != (N_BUCKETS,) or self.entries.ndim != 1:
+            raise ValueError(f"the shape of the buckets is {self.bucket_sizes.shape}")
+        if self.bucket_sizes.sum() != len(self):
+            raise ValueError(f"{len(self)} words, but {self.bucket_sizes.sum()} in the buckets")
         if len(self):
             _ = self.arguments  # checks the classes
 
@@ -115,12 +115,12 @@ class WordTable:
         buckets_per_group = 16  # buckets that share an index of their first entry
         first = np.zeros(N_BUCKETS // buckets_per_group, dtype=np.int32)
         n_strange = np.zeros(1, np.int64)
-        of_table = self.n_of_bucket, self.entries, len(self)
+        table_arguments = self.bucket_sizes, self.entries, len(self)
         if len(self):
-            call("open_words", *of_table, first, hints, n_strange)
+            call("open_words", *table_arguments, first, hints, n_strange)
         if n_strange[0]:
             raise ValueError("words have unknown owners")
-        return hints, self.n_of_bucket, first, self.entries, len(self)
+        return hints, self.bucket_sizes, first, self.entries, len(self)
 
 
 NO_WORDS = WordTable(np.zeros(N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.uint16))
@@ -143,7 +143,7 @@ def _word_tables(code: GeneticCode) -> Digits:
     synonyms = np.arange(N_CODES, dtype=np.uint8)
     for codon, synonym in code.standard_synonyms.items():
         synonyms[genetic_code(codon)] = genetic_code(synonym)
-    return np.stack([is_stop(code), synonyms, RESIDUE_OF_CODE])
+    return np.stack([is_stop(code), synonyms, RESIDUE_BY_CODON])
 
 
 def layout_features(pieces: Windows, code: GeneticCode = STANDARD) -> FloatArray:

@@ -22,7 +22,7 @@ from virnucpro.core.native import call
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import N_CODES, Digits, encode, genetic_code
-from virnucpro.viral.known import FEWEST_OF_FAMILY, LEAST_SHARE, KnownIndex
+from virnucpro.viral.known import MIN_FAMILY_HITS, MIN_FAMILY_SHARE, KnownIndex
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.proteins import SHORTEST, Proteins
 from virnucpro.viral.scoring import score_proteins
@@ -154,13 +154,13 @@ def _cut_circles(found: _Found, views: _Views) -> _Found:
     The middle is used, where no end is near. If the first gene and the last one overlap there, the
     better one is kept.
     """
-    of_circle = views.is_circle[found.virus]
+    is_circular = views.is_circle[found.virus]
     n_bases = views.n_bases[found.virus]
     middle = n_bases // 2
     is_inside = (found.left >= middle) & (found.left < middle + n_bases)
     is_complete = (found.start_kind != _EDGE) & (found.lacks_end == 0)
     is_short = found.right - found.left <= n_bases
-    inside = found.take(~of_circle | is_inside & is_complete & is_short)
+    inside = found.take(~is_circular | is_inside & is_complete & is_short)
     is_kept = np.ones(len(inside.virus), dtype=np.bool_)
     max_overlap = 60  # bases, as in ``native/genes.c``
     for virus in np.flatnonzero(views.is_circle).tolist():
@@ -212,8 +212,8 @@ def _known_kmers(proteins: Sequence[str]) -> tuple[IntArray, list[str]]:
     index = KnownIndex.load_builtin()
     hits = index.look_up_proteins(Proteins.from_sequences(proteins))
     n_viral = np.bincount(hits.record, hits.n_viral, minlength=len(proteins)).astype(np.int64)
-    is_most = hits.n_owner > LEAST_SHARE * hits.n_viral
-    has_family = (hits.n_owner >= FEWEST_OF_FAMILY) & is_most
+    is_majority = hits.n_owner > MIN_FAMILY_SHARE * hits.n_viral
+    has_family = (hits.n_owner >= MIN_FAMILY_HITS) & is_majority
     owners = np.zeros(len(proteins), dtype=np.int64)
     order = np.argsort(hits.n_owner, kind="stable")  # of several windows, the one with most hits
     chosen = order[has_family[order]]

@@ -413,11 +413,11 @@ def combine_log_odds(
     record. The result is NaN where either input is NaN. Weights and offset are interpolated
     linearly between the knots, over log(length).
     """
-    of_base, of_head, offset = (
+    base_log_odds, head_log_odds, offset = (
         interpolate_lengths(lengths, knots, [getattr(knot, name) for knot in knots])
         for name in ("base", "head", "offset")
     )
-    return np.asarray(of_base * base + of_head * head + offset)
+    return np.asarray(base_log_odds * base + head_log_odds * head + offset)
 
 
 def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[float]]]:

@@ -114,8 +114,8 @@ class Ensemble(RecordClassifier):
     @property
     def announcements(self) -> tuple[str, ...]:
         head = self.frame_head.facts.description
-        who = describe_callers(self.options, "the scorer", head)
-        lines = [f"{who}; {self._join.weights}"]
+        callers = describe_callers(self.options, "the scorer", head)
+        lines = [f"{callers}; {self._join.weights}"]
         if not any(knot.head for knot in self._join.knots):
             lines.append("the head has no weight at any length: scores are those of the scorer")
         return tuple(lines)
@@ -160,8 +160,8 @@ class Cascade(RecordClassifier):
 
     @property
     def threshold(self) -> ThresholdText:
-        (words, scores), (of_others, _) = self.then.threshold, self.first.threshold
-        return "; not embedded: ".join(dict.fromkeys((words, of_others))), scores
+        (words, scores), (scorer_threshold, _) = self.then.threshold, self.first.threshold
+        return "; not embedded: ".join(dict.fromkeys((words, scorer_threshold))), scores
 
     def min_length(self, input_type: InputType) -> int:
         return self.then.min_length(input_type)
@@ -226,8 +226,8 @@ def combine_calls(
     joined = combine_log_odds(facts.join.knots, base, head, lengths)
     by_kingdom = scorer.select_error_rates("nucleotide")
     is_virus, rates = (
-        np.where(np.isnan(joined), of_base, of_both)
-        for of_base, of_both in zip(
+        np.where(np.isnan(joined), scorer_rates, joined_rates)
+        for scorer_rates, joined_rates in zip(
             apply_threshold(base, lengths, kingdoms, by_kingdom, cut),
             apply_threshold(joined, lengths, 0 * kingdoms, [facts.join.error_rates], cut),
             strict=True,

@@ -37,16 +37,16 @@ RIBOSOMAL_RNA = (
 # Acids Res. 26:148). It ends eight bases before the end of the tRNA
 _T_ARM = re.compile(r"(?=([ACGT]{4})GTTC[AG]A.[CT]C([ACGT]{4}))")
 _PAIRS = {"AT", "TA", "CG", "GC", "GT", "TG"}
-_FEWEST_PAIRS, _BEHIND_ARM = 4, 25  # bases from the arm's first base to the tRNA's end
+_MIN_PAIRS, _BEHIND_ARM = 4, 25  # bases from the arm's first base to the tRNA's end
 SHORTEST_GENE = 60  # codons in the shortest open reading frame that counts as a gene
 NEAR = 3_000  # bases from an end. Beyond, chance counts in proportion to the distance
 SHORTEST_REPEAT, LONGEST_REPEAT = 12, 300  # bases
-MOST_BY_CHANCE = 0.01  # accept at most this many equally good repeats by chance
+MAX_BY_CHANCE = 0.01  # accept at most this many equally good repeats by chance
 _WORD = 6  # bases. Codons and composition make some k-mers common
 _PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases on either side of a match are host
 _BASES_AT_ONCE = 1_000_000  # read at once
-_ALL = slice(None)
-_ELSEWHERE = 2**24  # bases in which repeats of a region are counted: usually the genome
+_EVERY_STRETCH = slice(None)
+_SEARCHED_BASES = 2**24  # bases in which repeats of a region are counted: usually the genome
 
 
 def find_host_genes(
@@ -88,14 +88,14 @@ def find_trna_ends(sequence: str) -> list[int]:
     for strand, bases in enumerate((sequence, reverse_complement(sequence))):
         for match in _T_ARM.finditer(bases):
             pairs = zip(match[1], reversed(match[2]), strict=True)
-            if sum(a + b in _PAIRS for a, b in pairs) >= _FEWEST_PAIRS:
+            if sum(a + b in _PAIRS for a, b in pairs) >= _MIN_PAIRS:
                 end = match.start() + _BEHIND_ARM
                 places.append(end if strand == 0 else len(sequence) - end)
     return sorted(places)
 
 
 def host_genes(
-    sequence: str, code: GeneticCode = STANDARD, part: slice = _ALL
+    sequence: str, code: GeneticCode = STANDARD, part: slice = _EVERY_STRETCH
 ) -> list[tuple[int, int]]:
     """Return the intervals around host genes in part of an upper-case sequence.
 
@@ -106,7 +106,9 @@ def host_genes(
     return [(place - reach, place + reach) for place, reach in found]
 
 
-def host_peptides(sequence: str, code: GeneticCode = STANDARD, part: slice = _ALL) -> list[int]:
+def host_peptides(
+    sequence: str, code: GeneticCode = STANDARD, part: slice = _EVERY_STRETCH
+) -> list[int]:
     """Return host peptide positions, in bases, from the six-frame translation of a part."""
     shortest = 8  # residues in the shortest host peptide
     table = _peptides(code)
@@ -143,15 +145,15 @@ def _peptides(code: GeneticCode) -> Digits:
     )
     residues = [re.findall(r"\[([A-Z]+)\]|([A-Z])", peptide) for peptide in host_peptides]
     table = np.zeros((max(map(len, residues)), N_CODES), dtype=np.uint8)
-    for number, of_peptide in enumerate(residues):
-        table[len(of_peptide) :] |= 1 << number
-        for place, letters in enumerate(of_peptide):
+    for number, encoded in enumerate(residues):
+        table[len(encoded) :] |= 1 << number
+        for place, letters in enumerate(encoded):
             has_it = [chr(letter) in "".join(letters) for letter in residue_letters(code)[:N_CODES]]
             table[place, has_it] |= 1 << number
     return table
 
 
-def ribosomal_rna(sequence: str, part: slice = _ALL) -> list[int]:
+def ribosomal_rna(sequence: str, part: slice = _EVERY_STRETCH) -> list[int]:
     """Return positions, in bases, of conserved 16S and 23S rRNA k-mers in a part. Upper case."""
     words = [*RIBOSOMAL_RNA, *map(reverse_complement, RIBOSOMAL_RNA)]
     places = list[int]()
@@ -188,8 +190,8 @@ def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
 class RecordText:
     """The bases of a record, in which words are counted.
 
-    Letters are encoded for two blocks of ``_ELSEWHERE`` bases at a time. Candidates come in order,
-    so each base is encoded twice per pass over them, however many there are.
+    Two blocks of ``_SEARCHED_BASES`` bases are encoded at a time. Candidates come in order, so each
+    base is encoded twice per pass over them, however many there are.
     """
 
     bases: str  # upper case
@@ -197,28 +199,28 @@ class RecordText:
     _counts: dict[tuple[int, str], int] = field(default_factory=dict)  # of start and word
 
     def count_around(self, words: Sequence[str], middle: int) -> tuple[IntArray, int]:
-        """Count each word on the given strand, in the ``_ELSEWHERE`` bases around a base.
+        """Count each word on the given strand, in the ``_SEARCHED_BASES`` bases around a base.
 
         Equal words in the same bases are counted once. -> (n_words,), bases
         """
         n_bases = len(self.bases)
-        first = max(0, min(middle - _ELSEWHERE // 2, n_bases - _ELSEWHERE))
+        first = max(0, min(middle - _SEARCHED_BASES // 2, n_bases - _SEARCHED_BASES))
         new = [word for word in dict.fromkeys(words) if (first, word) not in self._counts]
         if new:
             keys = [(first, word) for word in new]
             counts = _count(new, self._letters_from(first)).tolist()
             self._counts.update(zip(keys, counts, strict=True))
-        n_around = min(n_bases - first, _ELSEWHERE)
+        n_around = min(n_bases - first, _SEARCHED_BASES)
         return np.array([self._counts[first, word] for word in words]), n_around
 
     def _letters_from(self, first: int) -> Digits:
-        """Return the letters of the ``_ELSEWHERE`` bases from ``first`` on, or fewer at the end."""
-        block = first - first % _ELSEWHERE
+        """Return up to ``_SEARCHED_BASES`` letters from ``first`` on."""
+        block = first - first % _SEARCHED_BASES
         if block not in self._letters:
             self._letters.clear()
-            self._letters[block] = _encode_bases(self.bases[block : block + 2 * _ELSEWHERE])
+            self._letters[block] = _encode_bases(self.bases[block : block + 2 * _SEARCHED_BASES])
         offset = first - block
-        return self._letters[block][offset : offset + _ELSEWHERE]
+        return self._letters[block][offset : offset + _SEARCHED_BASES]
 
 
 class Repeat(NamedTuple):
@@ -251,8 +253,8 @@ class Repeat(NamedTuple):
         def places(i: IntArray, j: IntArray) -> tuple[FloatArray, FloatArray]:
             return _find_kmers(i - start), _find_kmers(j - end)
 
-        repeats = _repeats(record.bases, left, right, places, MOST_BY_CHANCE)
-        return _is_unique_repeat(record, ends, repeats, MOST_BY_CHANCE)
+        repeats = _repeats(record.bases, left, right, places, MAX_BY_CHANCE)
+        return _is_unique_repeat(record, ends, repeats, MAX_BY_CHANCE)
 
     @staticmethod
     def at_one_end(
@@ -283,20 +285,20 @@ class Repeat(NamedTuple):
 
 def _repeats(
     sequence: str,
-    of_left: tuple[int, int],
-    of_right: tuple[int, int],
+    left_span: tuple[int, int],
+    right_span: tuple[int, int],
     places: Callable[[IntArray, IntArray], tuple[FloatArray, FloatArray]],
-    most_by_chance: float,
+    max_by_chance: float,
 ) -> list[tuple[Repeat, float]]:
-    """Return the repeats between two parts, if fewer than ``most_by_chance`` are expected.
+    """Return the repeats between two parts, if fewer than ``max_by_chance`` are expected.
 
     ``places`` gives, from the outer ends of both copies, the number of alternative positions for
     each copy. Each repeat is returned with the larger number.
     """
-    first = of_left[0]
-    second = of_right[0]
-    left = encode(sequence[slice(*of_left)])
-    right = encode(sequence[slice(*of_right)])
+    first = left_span[0]
+    second = right_span[0]
+    left = encode(sequence[slice(*left_span)])
+    right = encode(sequence[slice(*right_span)])
     if min(len(left), len(right)) < SHORTEST_REPEAT:
         return []
     chance = _random_match_probability(left, right)
@@ -306,7 +308,7 @@ def _repeats(
     at_start, at_end = places(start, end)
     by_length = np.array([chance**n for n in range(LONGEST_REPEAT + 2)])
     by_chance = at_start * at_end * by_length[words[:, 2]]
-    is_rare = (start + 2 * words[:, 2] <= end) & (by_chance < most_by_chance)
+    is_rare = (start + 2 * words[:, 2] <= end) & (by_chance < max_by_chance)
     most = np.maximum(at_start, at_end)
     candidates = []
     for row in np.flatnonzero(is_rare).tolist():
@@ -323,7 +325,7 @@ def _is_unique_repeat(
     record: RecordText,
     ends: tuple[int, int],
     repeats: Sequence[tuple[Repeat, float]],
-    most_by_chance: float,
+    max_by_chance: float,
 ) -> list[Repeat]:
     """Return the repeats that stay unlikely given their nearby occurrences, best first."""
     if not repeats:
@@ -336,15 +338,15 @@ def _is_unique_repeat(
         repeat._replace(n_by_chance=max(repeat.n_by_chance, n_places * (count - 2) / n_bases))
         for (repeat, n_places), count in zip(repeats, counts, strict=True)
     ]
-    return sorted(repeat for repeat in expected if repeat.n_by_chance < most_by_chance)
+    return sorted(repeat for repeat in expected if repeat.n_by_chance < max_by_chance)
 
 
 def _count(words: Sequence[str], text: Digits) -> IntArray:
     """Count the non-overlapping occurrences of each word in ASCII letters. -> (n_words,)"""
-    of_words = _encode_bases("".join(words))
+    word_digits = _encode_bases("".join(words))
     lengths = np.array([len(word) for word in words], dtype=np.int64)
     counts = np.zeros(len(words), dtype=np.int64)
-    call("count_words", text, len(text), of_words, lengths, len(words), counts)
+    call("count_words", text, len(text), word_digits, lengths, len(words), counts)
     return counts
 
 

@@ -34,7 +34,7 @@ from virnucpro.core.logging import printable
 from virnucpro.core.native import call
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.option_text import with_options
-from virnucpro.viral.features import RESIDUE_OF_CODE
+from virnucpro.viral.features import RESIDUE_BY_CODON
 from virnucpro.viral.networks import load_tensors
 from virnucpro.viral.proteins import Proteins
 from virnucpro.viral.windows import Windows
@@ -44,16 +44,16 @@ BUCKET_BITS = 22
 REST_BITS = 12
 NODE_BITS = 12
 BUCKETS_PER_GROUP = 32  # buckets that share the index of their first entry
-MOST_OF_BUCKET = 15  # entries
+MAX_BUCKET_ENTRIES = 15  # entries
 PADDING = 12  # zero bytes after the last entry, since four entries are read together
 CELLULAR = (1 << NODE_BITS) - 1  # node of k-mers that cells have, too
 NEEDED_PER_FAMILY_HIT = 1.5  # hits in several families that count as one hit in a single family
-MOST_CELLULAR = 0.5  # cellular hits per viral hit in a known window are below this
+MAX_CELLULAR_PER_VIRAL = 0.5  # cellular hits per viral hit in a known window are below this
 _BASES_AT_ONCE = 1_000_000  # for counting hits by node
 # Fewer bases are looked up without filters, which take as long to make as some million lookups save
-_FEWEST_FOR_FILTERS = 300_000
-LEAST_SHARE = 0.5  # viral hit share in known windows that a family needs to be named
-FEWEST_OF_FAMILY = 2  # hits that a family needs to be named
+_MIN_BASES_FOR_FILTERS = 300_000
+MIN_FAMILY_SHARE = 0.5  # viral hit share in known windows that a family needs to be named
+MIN_FAMILY_HITS = 2  # hits that a family needs to be named
 ENDOGENOUS = ("Retroviridae", "Caulimoviridae")  # families with copies in host genomes
 MAY_BE_ENDOGENOUS = "may be an endogenous copy in a host genome"
 
@@ -194,12 +194,12 @@ class KnownIndex:
     def _table(self, n_bases: int) -> tuple[Any, ...]:
         """Return the arguments for library functions that look up this many bases."""
         no_filters = np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.uint64)
-        has_filters = n_bases >= _FEWEST_FOR_FILTERS
+        has_filters = n_bases >= _MIN_BASES_FOR_FILTERS
         filters = self._filters if has_filters else no_filters
         return self.limit, self.firsts, self.sizes, self.entries, *filters, int(has_filters)
 
     @cached_property
-    def _owner_of_node(self) -> NDArray[np.uint16]:
+    def _owner_by_node(self) -> NDArray[np.uint16]:
         """Return the owner for every node number, including numbers without a node."""
         owners = np.zeros(1 << NODE_BITS, dtype=np.uint16)
         owners[: len(self.nodes.owners)] = self.nodes.owners
@@ -212,7 +212,7 @@ class KnownIndex:
         rows = np.empty((int(n_windows.sum()), self._columns), dtype=np.int64)
         where = pieces.digits, pieces.starts, pieces.lengths, n_windows, len(pieces)
         table = self._table(int(pieces.lengths.sum()))
-        call("known_hits", *where, RESIDUE_OF_CODE, *table, self._owner_of_node, rows)
+        call("known_hits", *where, RESIDUE_BY_CODON, *table, self._owner_by_node, rows)
         return WindowHits.from_rows(n_windows, rows)
 
     def look_up_proteins(self, proteins: Proteins) -> WindowHits:
@@ -221,7 +221,7 @@ class KnownIndex:
         rows = np.empty((int(n_windows.sum()), self._columns), dtype=np.int64)
         where = proteins.residues, proteins.lengths, n_windows, len(proteins)
         table = self._table(3 * int(proteins.lengths.sum()))
-        call("known_protein_hits", *where, *table, self._owner_of_node, rows)
+        call("known_protein_hits", *where, *table, self._owner_by_node, rows)
         return WindowHits.from_rows(n_windows, rows)
 
     def count_nodes(self, pieces: Windows) -> tuple[NodeHits, IntArray]:
@@ -248,20 +248,20 @@ class KnownIndex:
         -> (n_rows, 3): window, node, hits
         """
         n_windows = count_windows(pieces.lengths)
-        most_rows = np.minimum(n_windows << NODE_BITS, 2 * pieces.lengths)
-        rows = np.empty((int(most_rows.sum()), 3), dtype=np.int32)
+        max_rows = np.minimum(n_windows << NODE_BITS, 2 * pieces.lengths)
+        rows = np.empty((int(max_rows.sum()), 3), dtype=np.int32)
         n_rows = np.zeros(1, dtype=np.int64)
         where = pieces.digits, pieces.starts, pieces.lengths, n_windows, len(pieces)
         table = self._table(int(pieces.lengths.sum()))
-        call("known_nodes", *where, RESIDUE_OF_CODE, *table, n_kmers, rows, n_rows)
+        call("known_nodes", *where, RESIDUE_BY_CODON, *table, n_kmers, rows, n_rows)
         return rows[: n_rows[0]].astype(np.int64)
 
     def classify(self, hits: WindowHits, n_records: int) -> KnownRecords:
         """Decide which records are known viruses."""
-        fewest, offset, kmers_per_hit = self.needed
-        needed = np.maximum(fewest, offset + hits.n_kmers / kmers_per_hit)
+        min_hits, offset, kmers_per_hit = self.needed
+        needed = np.maximum(min_hits, offset + hits.n_kmers / kmers_per_hit)
         strength = np.maximum(hits.n_owner, hits.n_viral / NEEDED_PER_FAMILY_HIT) / needed
-        is_window = (strength >= 1) & (hits.n_cellular < MOST_CELLULAR * hits.n_viral)
+        is_window = (strength >= 1) & (hits.n_cellular < MAX_CELLULAR_PER_VIRAL * hits.n_viral)
         n_windows = np.bincount(hits.record, minlength=n_records)
         n_known = np.bincount(hits.record[is_window], minlength=n_records)
         return KnownRecords(
@@ -335,7 +335,7 @@ def _assign_species(hits: WindowHits, is_window: BoolArray, n_records: int) -> I
     n_hits = np.bincount(place, hits.n_owner[chosen], minlength=len(pairs))
     record = pairs >> NODE_BITS
     total = np.bincount(hits.record[is_window], hits.n_viral[is_window], minlength=n_records)
-    is_enough = (n_hits >= FEWEST_OF_FAMILY) & (n_hits > LEAST_SHARE * total[record])
+    is_enough = (n_hits >= MIN_FAMILY_HITS) & (n_hits > MIN_FAMILY_SHARE * total[record])
     owners = np.zeros(n_records, dtype=np.int64)
     owners[record[is_enough]] = pairs[is_enough] & CELLULAR
     return owners

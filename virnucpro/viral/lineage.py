@@ -39,16 +39,16 @@ KMERS_PER_HIT = 1_200  # a long sequence needs one k-mer from the taxon for this
 class Limits(NamedTuple):
     """The evidence that a taxon needs to be named."""
 
-    fewest: int  # k-mers from the taxon
-    least_share: float  # share of the k-mers that distinguish taxa at the rank
+    min_kmers: int  # k-mers from the taxon
+    min_share: float  # share of the k-mers that distinguish taxa at the rank
 
 
 # chosen on validation species by ``measure_lineages.py``
-LIMITS = Limits(fewest=3, least_share=0.8)
+LIMITS = Limits(min_kmers=3, min_share=0.8)
 
 
 CLUSTER = "cluster:"  # prefix of the names of clusters
-CLUSTER_LIMITS = Limits(fewest=3, least_share=0.7)
+CLUSTER_LIMITS = Limits(min_kmers=3, min_share=0.7)
 
 
 class Support(NamedTuple):
@@ -142,19 +142,19 @@ class Lineages:
             keys = record * len(self.taxa) + self.ancestors[taxon[distinguishes], rank]
             pairs, pair_index = np.unique(keys, return_inverse=True)
             support = np.bincount(pair_index, n_hits, minlength=len(pairs))
-            of_record, candidate = np.divmod(pairs, len(self.taxa))
-            needed = np.maximum(limits.fewest, n_kmers[of_record] / KMERS_PER_HIT)
-            is_named = (candidate > 0) & (named[of_record] == 0) & (support >= needed)
-            is_named &= support >= limits.least_share * total[of_record]
-            named[of_record[is_named]] = candidate[is_named]
+            record_index, candidate = np.divmod(pairs, len(self.taxa))
+            needed = np.maximum(limits.min_kmers, n_kmers[record_index] / KMERS_PER_HIT)
+            is_named = (candidate > 0) & (named[record_index] == 0) & (support >= needed)
+            is_named &= support >= limits.min_share * total[record_index]
+            named[record_index[is_named]] = candidate[is_named]
         return named
 
     def support(self, hits: NodeHits, nodes: Nodes, taxa: IntArray) -> Support:
         """Return the evidence for one taxon in each record, 0 without a taxon. (n_records,)"""
-        of_record = taxa[hits.record]
-        rank = self._ranks[of_record]
-        distinguishes = (of_record > 0) & (nodes.depths[hits.node] > rank)
-        is_inside = distinguishes & (self.ancestors[nodes.taxa[hits.node], rank] == of_record)
+        record_taxa = taxa[hits.record]
+        rank = self._ranks[record_taxa]
+        distinguishes = (record_taxa > 0) & (nodes.depths[hits.node] > rank)
+        is_inside = distinguishes & (self.ancestors[nodes.taxa[hits.node], rank] == record_taxa)
         n_hits, total = (
             np.bincount(hits.record[chosen], hits.n_hits[chosen], minlength=len(taxa))
             for chosen in (is_inside, distinguishes)
@@ -178,16 +178,16 @@ def find_relatives(pieces: Windows) -> list[Relative]:
     hits, n_kmers = index.count_nodes(pieces)
     taxa = lineages.name(hits, n_kmers, index.nodes)
     families = lineages.ancestors[taxa, FAMILY]
-    of_taxon = lineages.support(hits, index.nodes, taxa)
-    of_family = lineages.support(hits, index.nodes, families)
-    clusters, of_cluster = name_clusters(hits, n_kmers, index.nodes, index.owners)
+    taxon_support = lineages.support(hits, index.nodes, taxa)
+    family_support = lineages.support(hits, index.nodes, families)
+    clusters, cluster_support = name_clusters(hits, n_kmers, index.nodes, index.owners)
     relatives = []
     for record, (taxon, family) in enumerate(zip(taxa.tolist(), families.tolist(), strict=True)):
-        support = of_family if family else of_cluster
+        support = family_support if family else cluster_support
         relatives.append(
             Relative(
                 taxon=lineages.taxa[taxon],
-                n_taxon_kmers=int(of_taxon.n_hits[record]),
+                n_taxon_kmers=int(taxon_support.n_hits[record]),
                 family=lineages.taxa[family].family or clusters[record],
                 family_kmers=int(support.n_hits[record]),
                 family_share=float(support.share[record]),
@@ -216,9 +216,9 @@ def name_clusters(
     record, owner = np.divmod(pairs, n_owners)
     is_cluster = np.array([name.startswith(CLUSTER) for name in owners])
     kmers_per_hit = 400  # as KMERS_PER_HIT. Most viruses without a family have no cluster
-    needed = np.maximum(CLUSTER_LIMITS.fewest, n_kmers[record] / kmers_per_hit)
+    needed = np.maximum(CLUSTER_LIMITS.min_kmers, n_kmers[record] / kmers_per_hit)
     is_named = is_cluster[owner] & (n_hits >= needed)
-    is_named &= n_hits >= CLUSTER_LIMITS.least_share * total[record]  # at most one per record
+    is_named &= n_hits >= CLUSTER_LIMITS.min_share * total[record]  # at most one per record
     names = [""] * n_records
     counts = np.zeros(n_records, dtype=np.int64)
     counts[record[is_named]] = n_hits[is_named]

@@ -365,14 +365,14 @@ def thresholds(
     return interpolate_lengths(lengths, error_rates, cuts)
 
 
-def most_probable(of_kingdoms: FloatArray) -> IntArray:
+def most_probable(kingdom_shares: FloatArray) -> IntArray:
     """Return the most probable kingdom. (n, n_kingdoms) -> (n,)
 
     The first one without a probability, as records without a known base have none.
     """
-    if not of_kingdoms.shape[1]:  # no record was read
-        return np.zeros(len(of_kingdoms), dtype=np.int64)
-    return np.asarray(np.nan_to_num(of_kingdoms).argmax(axis=1))
+    if not kingdom_shares.shape[1]:  # no record was read
+        return np.zeros(len(kingdom_shares), dtype=np.int64)
+    return np.asarray(np.nan_to_num(kingdom_shares).argmax(axis=1))
 
 
 def thresholds_of(
@@ -436,8 +436,8 @@ def load_scorer(path: Path) -> Scorer:
         words = WordTable(tensors["words.buckets"], tensors["words.entries"])
         return Scorer(
             pieces=tuple(
-                _piece_nets(str(of_size["size"]), of_size, words, tensors)
-                for of_size in facts["pieces"]
+                _piece_nets(str(size_facts["size"]), size_facts, words, tensors)
+                for size_facts in facts["pieces"]
             ),
             windows=_piece_nets(WINDOWS, facts[WINDOWS], NO_WORDS, tensors),
             windows_knot=Knot(**facts["windows_knot"]),

@@ -45,7 +45,7 @@ _HYDROPATHY = np.array(
 _CHARGE = np.array([(letter in "KR") - (letter in "DE") for letter in AMINO_ACIDS] + [0])
 _VALUES = np.stack([_HYDROPATHY, _CHARGE], axis=1)
 _WINDOW, _IN_MEMBRANE = 19, 15  # residues in a transmembrane helix, and its hydropathy, in tenths
-_SIMPLE, _FEW = 12, 5  # residues in a low-complexity window, and the most residue kinds in it
+_SIMPLE, _MAX_KINDS = 12, 5  # residues in a low-complexity window, and the most residue kinds in it
 
 Features = NDArray[np.float32]
 Ratios = NDArray[np.int8]
@@ -125,7 +125,7 @@ def protein_statistics(proteins: Proteins) -> Features:
     lengths = proteins.lengths
     windows = np.empty((n, 6), dtype=np.int64)
     counts = np.empty((n, N_RESIDUES + 1), dtype=np.int64)
-    sizes = _WINDOW, _IN_MEMBRANE * _WINDOW, _SIMPLE, _FEW
+    sizes = _WINDOW, _IN_MEMBRANE * _WINDOW, _SIMPLE, _MAX_KINDS
     call("protein_windows", residues, lengths, n, _VALUES, *sizes, windows, counts)
     shares = counts[:, :N_RESIDUES] / np.maximum(1, lengths)[:, None]
     highest, lowest, most_charged, least_charged = (windows[:, :4] / _WINDOW).T

@@ -37,7 +37,7 @@ from virnucpro.viral.host_markers import (
     open_edges,
 )
 from virnucpro.viral.identification import load_tables
-from virnucpro.viral.known import MOST_CELLULAR, KnownIndex
+from virnucpro.viral.known import MAX_CELLULAR_PER_VIRAL, KnownIndex
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.provirus_features import Genes, ReadGenes, WindowTable, median
 from virnucpro.viral.types import CalledRecords, FoundRegions, Region, Track
@@ -73,7 +73,7 @@ class ProvirusFinder:
     scorer: Scorer
     model: RegionModel
     code: GeneticCode = STANDARD
-    least_posterior: float = 0.0  # lowest posterior at which a provirus counts as a virus
+    min_posterior: float = 0.0  # lowest posterior at which a provirus counts as a virus
 
     @property
     def digest(self) -> str:
@@ -93,7 +93,7 @@ class ProvirusFinder:
         """Store the regions of a record, each judged by the threshold. The note counts them."""
         regions = tuple(
             region._replace(
-                is_virus=region.extent == "whole" or region.posterior >= self.least_posterior
+                is_virus=region.extent == "whole" or region.posterior >= self.min_posterior
             )
             for region in found[0]
         )
@@ -124,10 +124,12 @@ class ProvirusFinder:
         ]
         texts = [reading.text(self.model.size) for reading in readings]
         items = WindowTable.from_scores(texts, self.scorer, self.model.step, self.code)
-        of_key = dict(zip(keys, zip(readings, items, strict=True), strict=True))
+        reading_by_key = dict(zip(keys, zip(readings, items, strict=True), strict=True))
         return [
             [
-                self._score_windows(*of_key[place, record.is_circular and not is_virus], is_virus)
+                self._score_windows(
+                    *reading_by_key[place, record.is_circular and not is_virus], is_virus
+                )
                 for is_virus in calls
             ]
             for place, (record, calls) in pairs
@@ -147,8 +149,8 @@ class ProvirusFinder:
         """Return the regions in an upper-case sequence."""
         known = dict[str, float]()  # each protein in a record is scored once
         read_genes = partial(find_host_genes, scorer=self.scorer, code=self.code, known=known)
-        of_items = sequence, items, self.model, read_genes, self.code
-        return regions_from_windows(*of_items, is_virus=is_virus)
+        gene_inputs = sequence, items, self.model, read_genes, self.code
+        return regions_from_windows(*gene_inputs, is_virus=is_virus)
 
     def _extend_circular(self, reading: CanonicalView, items: WindowTable) -> FoundRegions:
         """Return the regions in a circle, cut open where it looks least viral.
@@ -157,7 +159,7 @@ class ProvirusFinder:
         """
         circle = reading.sequence
         n_bases = len(reading.sequence)
-        turn = least_viral(items.log_odds, self.model)
+        turn = min_viral_windows(items.log_odds, self.model)
         cut = int(items.start[turn])
         turned = items.select(np.roll(np.arange(len(items.start)), -turn))
         turned = turned._replace(start=(turned.start - cut) % n_bases)
@@ -176,7 +178,7 @@ class ProvirusFinder:
         code: int,
         scorer: Scorer | None = None,
         model: Path | None = None,
-        least_posterior: float = 0.0,
+        min_posterior: float = 0.0,
     ) -> ProvirusFinder:
         """Return the finder with the built-in or another model, for this number's genetic code.
 
@@ -193,7 +195,7 @@ class ProvirusFinder:
             raise corrupt_model_error(
                 path, f"its pieces have {region_model.size} bases, not {size}"
             )
-        return ProvirusFinder(scorer, region_model, GeneticCode.from_number(code), least_posterior)
+        return ProvirusFinder(scorer, region_model, GeneticCode.from_number(code), min_posterior)
 
 
 def _mirror(found: FoundRegions, n_bases: int) -> FoundRegions:
@@ -214,7 +216,7 @@ def _mirror(found: FoundRegions, n_bases: int) -> FoundRegions:
     return tuple(sorted(placed)), Track(*columns)
 
 
-def least_viral(log_odds: FloatArray, model: RegionModel) -> int:
+def min_viral_windows(log_odds: FloatArray, model: RegionModel) -> int:
     """Return the circle item with the least viral surroundings, ``virus_bases`` on either side."""
     reach = min(len(log_odds) // 2, round(model.virus_bases / model.step))
     is_known = ~np.isnan(log_odds)
@@ -308,40 +310,40 @@ def is_provirus_throughout(
     vary far less than window composition.
     """
     longest_throughout = 50_000  # bases of a record that may be a provirus without flanks
-    least_rise = 1.0  # mean log-odds above the usual level in hosts with its GC
+    min_rise = 1.0  # mean log-odds above the usual level in hosts with its GC
     # log-odds of its proteins above those in hosts: first for some bases in its middle, then for
     # all; the latter vary more in records of fewer than 20,000 bases
     first_read = 5_000
-    least_rise_of_first = 1.0
-    least_rise_of_genes = 2.3
+    min_first_rise = 1.0
+    min_gene_rise = 2.3
     usual_record = 20_000
     n_bases = len(sequence)
     is_known = items.is_known
     if n_bases > longest_throughout or not is_known.any():
         return False
     gc = items.median_gc
-    if items.log_odds[is_known].mean() - model.levels.index_at(gc) < least_rise:
+    if items.log_odds[is_known].mean() - model.levels.index_at(gc) < min_rise:
         return False
 
     def rises(part: str, least: float) -> bool:
         start, end, log_odds, _ = read_genes(part)
-        n_of_gene = np.where(np.isnan(log_odds), 0, end - start)
-        total = np.nansum(log_odds * n_of_gene)
-        return bool(total > (model.genes.index_at(gc) + least) * n_of_gene.sum())
+        gene_lengths = np.where(np.isnan(log_odds), 0, end - start)
+        total = np.nansum(log_odds * gene_lengths)
+        return bool(total > (model.genes.index_at(gc) + least) * gene_lengths.sum())
 
     middle = sequence[(n_bases - first_read) // 2 :][:first_read]
-    least = least_rise_of_genes * max(1.0, (usual_record / n_bases) ** 0.5)
-    return rises(middle, least_rise_of_first) and rises(sequence, least)
+    least = min_gene_rise * max(1.0, (usual_record / n_bases) ** 0.5)
+    return rises(middle, min_first_rise) and rises(sequence, least)
 
 
 def _is_read(posterior: FloatArray) -> BoolArray:
     """Mask the windows whose genes are scored: near possible viruses, none if all are viral."""
-    least_read = 0.02  # lowest posterior of a window whose genes are scored
+    min_window_posterior = 0.02  # lowest posterior of a window whose genes are scored
     items_around = 4  # windows on either side whose genes are scored, too
     is_read = np.zeros(len(posterior), dtype=np.bool_)
     if (posterior > 0.5).all():
         return is_read
-    for first, end in find_runs(posterior > least_read):
+    for first, end in find_runs(posterior > min_window_posterior):
         is_read[max(0, first - items_around) : end + items_around] = True
     return is_read
 
@@ -366,12 +368,12 @@ def classify_region(n_bases: int, genes: Genes) -> Literal["prophage", "uncertai
     A prophage is long enough, and many genes are viral. A block of these on one strand is as long
     as the genes for head and tail, which are neighbours in phages.
     """
-    least_share_of_genes = 0.4
-    least_block = 6_000
+    min_gene_share = 0.4
+    min_block_bases = 6_000
     log_odds = genes[2]
     is_long = n_bases >= _SHORTEST_PROPHAGE
-    is_viral = np.count_nonzero(log_odds > 0) >= least_share_of_genes * len(log_odds)
-    return "prophage" if is_long and is_viral and _block(genes) >= least_block else "uncertain"
+    is_viral = np.count_nonzero(log_odds > 0) >= min_gene_share * len(log_odds)
+    return "prophage" if is_long and is_viral and _block(genes) >= min_block_bases else "uncertain"
 
 
 def _block(genes: Genes) -> float:
@@ -467,8 +469,8 @@ class Repeats:
 
     # Repeats between an end of a region and its inside split it if fewer than this many are
     # expected by chance: for each repeat, and for the product of two.
-    _MOST_OF_EACH = 0.01
-    MOST_BY_CHANCE_ALONE = 1e-4  # for a repeat that decides alone. One in 20 host positions has one
+    _MAX_BY_CHANCE_EACH = 0.01
+    MAX_BY_CHANCE_ALONE = 1e-4  # for a repeat that decides alone. One in 20 host positions has one
     SHORTEST_NEIGHBOUR = 15_000  # bases in a virus next to another
 
     record: RecordText
@@ -526,17 +528,17 @@ class Repeats:
         The second begins near the first one's end, so it has fewer possible positions. Neither
         repeat may be expected by chance.
         """
-        most_of_two = 1e-6
+        max_by_chance_two = 1e-6
         longest_gap = 10_000  # host bases between two neighbouring viruses
         start = run.start_base
         end = run.end_base
         share = min(1.0, longest_gap / max(1, end - start - 2 * self.SHORTEST_NEIGHBOUR))
-        least = min(most_of_two, self._expected_by_chance(run))
+        least = min(max_by_chance_two, self._expected_by_chance(run))
         parts = list[ViralRun]()
         for one, other in permutations(inner, 2):
             is_near = -len(one.bases) <= other.start - one.end <= longest_gap
             by_chance = one.n_by_chance * other.n_by_chance * share
-            is_rare = max(one.n_by_chance, other.n_by_chance) * share < self._MOST_OF_EACH
+            is_rare = max(one.n_by_chance, other.n_by_chance) * share < self._MAX_BY_CHANCE_EACH
             if is_near and is_rare and by_chance < least:
                 least = by_chance
                 second = max(one.end, other.start)  # copies may extend by chance and overlap
@@ -550,7 +552,7 @@ class Repeats:
         the evidence and is unlikely by chance, or a remainder has a repeat, too.
         """
         around = self.from_window(run)
-        rare = [one for one in inner if one.n_by_chance < self._MOST_OF_EACH]
+        rare = [one for one in inner if one.n_by_chance < self._MAX_BY_CHANCE_EACH]
         if around is None and not rare:
             return []
         repeat = around or rare[0]
@@ -559,7 +561,7 @@ class Repeats:
         part = self._part(run, max(start, repeat.start), min(end, repeat.end))
         rests = self._remaining_kmers(run, [part])
         has_most = self._evidence(repeat.start, repeat.end) > self._evidence(start, end) / 2
-        is_sure = has_most and repeat.n_by_chance < self.MOST_BY_CHANCE_ALONE
+        is_sure = has_most and repeat.n_by_chance < self.MAX_BY_CHANCE_ALONE
         if around or is_sure or any(self.from_window(rest) for rest in rests):
             return [part, *rests]
         return []
@@ -608,7 +610,7 @@ class Repeats:
     def test_repeat(self, run: ViralRun) -> bool:
         """Return whether a weak run has the usual length, or a repeat unlikely by chance."""
         is_long = run.end_base - run.start_base >= self.reach
-        return is_long or self._expected_by_chance(run) < self.MOST_BY_CHANCE_ALONE
+        return is_long or self._expected_by_chance(run) < self.MAX_BY_CHANCE_ALONE
 
     def _evidence(self, start: int, end: int) -> float:
         first, last = np.searchsorted(self.middles, (start, end)).tolist()
@@ -641,14 +643,14 @@ def _count_known(pieces: Sequence[str]) -> int:
 
     Most ends have two unknown pieces next to them, so few pieces are looked up at first.
     """
-    fewest_known = 3  # k-mers of viruses in a known piece. One in 80 pieces of K-12 has two
+    min_known_kmers = 3  # k-mers of viruses in a known piece. One in 80 pieces of K-12 has two
     n_known = 0
     first = 0
     n_at_once = 2
     while first < len(pieces) and first <= n_known + 1:
         hits = KnownIndex.load_builtin().look_up(pieces[first : first + n_at_once])
-        is_viral = hits.n_cellular < MOST_CELLULAR * hits.n_viral
-        is_known = (hits.n_viral >= fewest_known) & is_viral
+        is_viral = hits.n_cellular < MAX_CELLULAR_PER_VIRAL * hits.n_viral
+        is_known = (hits.n_viral >= min_known_kmers) & is_viral
         for number in (first + np.flatnonzero(is_known)).tolist():
             if number > n_known + 1:
                 return n_known

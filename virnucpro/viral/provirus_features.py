@@ -87,9 +87,9 @@ class WindowTable(NamedTuple):
         for first, end in find_runs(chosen):
             start = int(self.start[first])
             stop = int(self.start[end - 1]) + size
-            of_run = read_genes(sequence[start:stop])
+            run_genes = read_genes(sequence[start:stop])
             places = self.start[first:end] - start
-            genes[first:end] = _means_on(of_run, places, size)
+            genes[first:end] = _means_on(run_genes, places, size)
         return self._replace(genes=genes)
 
     def signal(

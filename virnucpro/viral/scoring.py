@@ -97,14 +97,14 @@ def score_sequences(
         yield from (None if isnan(value) else value for value in scores.tolist())
 
 
-def _batches(sequences: Iterable[str], most_letters: int) -> Iterator[list[str]]:
+def _batches(sequences: Iterable[str], max_letters: int) -> Iterator[list[str]]:
     """Yield sequence batches, in order."""
     waiting: list[str] = []
     n_letters = 0
     for sequence in sequences:
         waiting.append(sequence)
         n_letters += len(sequence)
-        if n_letters >= most_letters:
+        if n_letters >= max_letters:
             yield waiting
             waiting = []
             n_letters = 0
@@ -136,8 +136,8 @@ def score_block(
     ordered = together.take(np.argsort(together.record, kind="stable"))
     log_odds = calibrate(scorer.knots, _mean_score(sizes, len(lengths)), lengths)
     # Summing before averaging leaves fewer columns to average.
-    of_kingdoms = [(nets, scores, scorer.sum_by_kingdom(kinds)) for nets, scores, kinds in sizes]
-    return log_odds, ordered, most_probable(mean_kinds(of_kingdoms, len(lengths)))
+    kingdom_scores = [(nets, scores, scorer.sum_by_kingdom(kinds)) for nets, scores, kinds in sizes]
+    return log_odds, ordered, most_probable(mean_kinds(kingdom_scores, len(lengths)))
 
 
 def record_log_odds(
@@ -278,14 +278,14 @@ class _RecordWindows:
         """Read the windows that begin in the block, and score complete larger windows."""
         rows = block.rows(self.pieces)
         some = self.pieces.take(rows)
-        of_wholes = self.wholes.rows(some)
+        complete_rows = self.wholes.rows(some)
         call(
             "piece_log_odds",
             *library_input(block.pieces(some), self.nets.words, code),
             *self.nets.nets.arguments,
             *(some.log_odds, self.kinds[rows]),
             *(self.chosen, len(self.chosen), self.features[rows]),
-            *(of_wholes, self.wholes.total, self.wholes.n_parts),
+            *(complete_rows, self.wholes.total, self.wholes.n_parts),
         )
         self.wholes.score(block, code)
 

@@ -60,7 +60,7 @@ GROUP_PIECE_BASES = 1000  # bases
 _OUTPUTS = 16  # layer outputs that the library computes together
 # ICTV lists soil and water as the source of most Leviviricetes. The others have several genome
 # types there, such as one for each sense
-_GROUP_OF_TAXON = {
+_GROUP_BY_TAXON = {
     "Leviviricetes": "phage",
     "Negarnaviricota": "RNA-",
     "Alphasatellitidae": "ssDNA",
@@ -70,7 +70,7 @@ _GROUP_OF_TAXON = {
     "Tolecusatellitidae": "ssDNA",
     "Vilyaviridae": "ssDNA",
 }
-_GROUP_OF_GENOME = {
+_GROUP_BY_GENOME = {
     "ssRNA(+)": "RNA+",
     "ssRNA(-)": "RNA-",
     "ssRNA(+/-)": "RNA-",
@@ -198,8 +198,8 @@ def group_of_taxon(taxon: Taxon) -> str:
     family has a group only if its host source is known.
     """
     for name in taxon.lineage:
-        if name in _GROUP_OF_TAXON:
-            return _GROUP_OF_TAXON[name]
+        if name in _GROUP_BY_TAXON:
+            return _GROUP_BY_TAXON[name]
     if taxon.host_source == "bacteria":
         return "phage"
     if taxon.host_source == "archaea":
@@ -210,7 +210,7 @@ def group_of_taxon(taxon: Taxon) -> str:
         return "reverse-transcribing"
     if taxon.genome_type.startswith("ssDNA"):
         return "ssDNA"
-    return _GROUP_OF_GENOME.get(taxon.genome_type, "")
+    return _GROUP_BY_GENOME.get(taxon.genome_type, "")
 
 
 def topologies(
@@ -262,7 +262,7 @@ def load_groups(path: Path) -> GroupPredictor:
         slopes = tuple((n_bases, slope) for n_bases, slope in facts["slopes"])
         return GroupPredictor(
             GroupNetwork(tensors["kind.mean"], tensors["kind.deviation"], hidden, output, slopes),
-            tuple((fewest, value) for fewest, value in facts["certainties"]),
+            tuple((min_kmers, value) for min_kmers, value in facts["certainties"]),
         )
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(

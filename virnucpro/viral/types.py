@@ -96,7 +96,7 @@ class Genes(NamedTuple):
     The bases of a gene are ``sequence[start:end]``, with the stop codon.
     """
 
-    n_of_viruses: NDArray[np.int64]  # (n_viruses,) number for each virus
+    n_per_virus: NDArray[np.int64]  # (n_viruses,) number for each virus
     start: NDArray[np.int64]  # (n,)
     end: NDArray[np.int64]  # (n,) in a circle, past the length if the gene crosses the origin
     is_reverse: NDArray[np.bool_]  # (n,)
@@ -112,14 +112,14 @@ class Genes(NamedTuple):
     @property
     def virus(self) -> NDArray[np.int64]:
         """Return each gene's virus. (n,)"""
-        return np.repeat(np.arange(len(self.n_of_viruses)), self.n_of_viruses)
+        return np.repeat(np.arange(len(self.n_per_virus)), self.n_per_virus)
 
     def slice_viruses(self, first: int, end: int) -> Genes:
         """Return the genes in viruses ``first:end``."""
-        n_before = int(self.n_of_viruses[:first].sum())
-        n_of_viruses = self.n_of_viruses[first:end]
-        rows = slice(n_before, n_before + int(n_of_viruses.sum()))
-        return Genes._make([n_of_viruses, *(column[rows] for column in self[1:])])
+        n_before = int(self.n_per_virus[:first].sum())
+        n_per_virus = self.n_per_virus[first:end]
+        rows = slice(n_before, n_before + int(n_per_virus.sum()))
+        return Genes._make([n_per_virus, *(column[rows] for column in self[1:])])
 
 
 class Region(NamedTuple):
@@ -185,7 +185,7 @@ class Calls(NamedTuple):
 class FrameScores(NamedTuple):
     """The scored frames, or windows, in neighbouring records, in parallel columns."""
 
-    n_of_records: list[int]  # number for each record
+    n_per_record: list[int]  # number for each record
     ids: list[str]
     chunk_ids: list[str]
     scores: list[float]
@@ -193,27 +193,29 @@ class FrameScores(NamedTuple):
     @classmethod
     def from_predictions(cls, predictions: Iterable[Sequence[Prediction]]) -> FrameScores:
         """Build columns from the predictions for each record."""
-        of_records = [[one for one in each if one.virus_score is not None] for each in predictions]
-        frames = list(chain.from_iterable(of_records))
+        scored_frames = [
+            [one for one in each if one.virus_score is not None] for each in predictions
+        ]
+        frames = list(chain.from_iterable(scored_frames))
         return cls(
-            list(map(len, of_records)),
+            list(map(len, scored_frames)),
             [frame.orf.id for frame in frames],
             [frame.orf.chunk_id for frame in frames],
             [frame.virus_score for frame in frames if frame.virus_score is not None],
         )
 
     def slice_rows(self, rows: slice) -> FrameScores:
-        first = sum(self.n_of_records[: rows.start])
-        n_of_records = self.n_of_records[rows]
-        some = slice(first, first + sum(n_of_records))
+        first = sum(self.n_per_record[: rows.start])
+        n_per_record = self.n_per_record[rows]
+        some = slice(first, first + sum(n_per_record))
         ids = self.ids[some]
         chunk_ids = self.chunk_ids[some]
         scores = self.scores[some]
-        return FrameScores(n_of_records, ids, chunk_ids, scores)
+        return FrameScores(n_per_record, ids, chunk_ids, scores)
 
     def with_ids(self, before: Sequence[str], now: Sequence[str]) -> FrameScores:
         """Rename the records. The ids of frames and chunks begin with the record id."""
-        pairs = zip(before, now, self.n_of_records, strict=True)
+        pairs = zip(before, now, self.n_per_record, strict=True)
         names = [(len(old), new) for old, new, n in pairs for _ in range(n)]
         ids, chunk_ids = (
             [new + name[n:] for (n, new), name in zip(names, column, strict=True)]

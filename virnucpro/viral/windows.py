@@ -21,7 +21,7 @@ from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import N_CODES, UNKNOWN, Digits, encode, genetic_code
 
-NOT_YET = 255  # instead of a class: the k-mer has not been looked up yet
+NOT_LOOKED_UP = 255  # instead of a class: the k-mer has not been looked up yet
 SHORTEST = 5  # codons in an open reading frame
 Read: TypeAlias = tuple[Digits, Digits, NDArray[np.int32], IntArray]  # see `read_bases`
 
@@ -74,13 +74,13 @@ class Windows:
     def owners(self, code: GeneticCode, words: Sized) -> Digits:
         """Return the class of the k-mer that ends at each base's codon, by strand. (n_bases, 2)
 
-        ``NOT_YET`` where no window has needed it. Empty without k-mers.
+        ``NOT_LOOKED_UP`` where no window has needed it. Empty without k-mers.
         """
         if not len(words):
             return np.empty((0, 2), dtype=np.uint8)
         if (code, words) not in self._owners:
             n_bases = len(self.digits)
-            self._owners[code, words] = np.full((n_bases, 2), NOT_YET, dtype=np.uint8)
+            self._owners[code, words] = np.full((n_bases, 2), NOT_LOOKED_UP, dtype=np.uint8)
         return self._owners[code, words]
 
 

@@ -35,9 +35,9 @@ def collect_inputs(
     if recorded is None:
         files = name_samples(named, ())
     else:
-        from virnucpro.workflows.extend_inputs import name_again  # only where a run is resumed
+        from virnucpro.workflows.extend_inputs import name_inputs  # only where a run is resumed
 
-        recorded, named, files = name_again(recorded, named)
+        recorded, named, files = name_inputs(recorded, named)
     survey = InputScan(
         options.strict or len(files) == 1,
         options.rename_duplicates,

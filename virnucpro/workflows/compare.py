@@ -60,18 +60,18 @@ def compare(a: Path, b: Path) -> list[TableComparison]:
         InputMissingError: a result does not exist, or the two have no table in common.
         InputError: a table is damaged, missing, or from another version of VirNucPro.
     """
-    tables_of_a = _find_tables(a)
-    tables_of_b = _find_tables(b)
-    names = [name for name in _READERS if name in tables_of_a and name in tables_of_b]
+    tables_in_a = _find_tables(a)
+    tables_in_b = _find_tables(b)
+    names = [name for name in _READERS if name in tables_in_a and name in tables_in_b]
     if not names:
         raise InputMissingError(
-            f"{printable(a)} has {' and '.join(tables_of_a)}, "
-            f"{printable(b)} has {' and '.join(tables_of_b)}: no table in common",
+            f"{printable(a)} has {' and '.join(tables_in_a)}, "
+            f"{printable(b)} has {' and '.join(tables_in_b)}: no table in common",
             hint="name two folders, or two files of one kind",
         )
     for path in (a, b):
         _check(path)
-    return [_compare_table(name, tables_of_a[name], tables_of_b[name]) for name in names]
+    return [_compare_table(name, tables_in_a[name], tables_in_b[name]) for name in names]
 
 
 def report_lines(comparisons: list[TableComparison]) -> Iterator[str]:
@@ -143,22 +143,22 @@ def _check(path: Path) -> None:
 
 
 def _compare_table(name: str, a: Path, b: Path) -> TableComparison:
-    rows_of_a = {row_id: (label, score) for row_id, label, score in _read(name, a)}
+    rows_in_a = {row_id: (label, score) for row_id, label, score in _read(name, a)}
     n_both = 0
     only_in_b: list[str] = []
     relabelled: list[str] = []
     differences: list[float] = []
     for row_id, label, score in _read(name, b):
-        if row_id not in rows_of_a:
+        if row_id not in rows_in_a:
             only_in_b.append(row_id)
             continue
-        before, score_before = rows_of_a.pop(row_id)
+        before, score_before = rows_in_a.pop(row_id)
         n_both += 1
         if label != before:
             relabelled.append(f"{row_id} ({before}, {label})")
         if score is not None and score_before is not None:
             differences.append(abs(score_before - score))
-    kinds = dict(zip(_KINDS, (list(rows_of_a), only_in_b, relabelled), strict=True))
+    kinds = dict(zip(_KINDS, (list(rows_in_a), only_in_b, relabelled), strict=True))
     return TableComparison(name, n_both, kinds, differences)
 
 

@@ -26,7 +26,7 @@ from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.run_config import RunConfig
 
 
-def name_again(
+def name_inputs(
     recorded: Manifest, named: Sequence[InputFile]
 ) -> tuple[Manifest, list[InputFile], list[InputFile]]:
     """Name the samples of a resumed run.
@@ -47,7 +47,7 @@ def _without_empty_stdin(files: Sequence[InputFile]) -> list[InputFile]:
     return [file for file in files if not file.is_empty_stdin]
 
 
-def _refuse_others(recorded: Manifest, files: Iterable[InputFile], rundir: RunDir) -> None:
+def _refuse_other_inputs(recorded: Manifest, files: Iterable[InputFile], rundir: RunDir) -> None:
     """Reject files that are new to the recorded run. Content identifies a file that was read.
 
     Raises:
@@ -158,7 +158,7 @@ def extend_run(
     """Extend the recorded run by files that are new, or readable for the first time."""
     options = config.options
     if not options.add:
-        _refuse_others(recorded, [*files, *(file for file, _ in survey.refused)], rundir)
+        _refuse_other_inputs(recorded, [*files, *(file for file, _ in survey.refused)], rundir)
     run_type = recorded.recipe.input_type
     check_same_recipe(recorded, config.recipe_for(options.known_type or run_type))
     _refuse_lost(recorded, survey)

@@ -328,10 +328,10 @@ def _compare_vectors(
         distances.append(distance)
         limit = largest_distance_explained(store.encoder, output)
         if distance > limit:
-            which = "" if len(expected) == 1 else f" in {output.name}"
+            output_name = f" in {output.name}" if len(expected) > 1 else ""
             made.faults.append(
-                f"{printable(path)} has other vectors than the input gives{which}: the largest "
-                f"distance is {distance:.1e} of their length; roundings explain {limit:.1e}"
+                f"{printable(path)} has other vectors than the input gives{output_name}: the "
+                f"largest distance is {distance:.1e} of their length; roundings explain {limit:.1e}"
             )
     return max(distances)
 

@@ -115,13 +115,13 @@ class ScoreStore:
         Raises:
             FeatureFileError: a file is missing or damaged.
         """
-        of_regions = ("text", "n_track", "track_")  # column names that depend on the finder
+        region_columns = ("text", "n_track", "track_")  # column names that depend on the finder
         label, arrays = self._arrays(index)
         other_label, other_arrays = other._arrays(index)
         has_regions = label.attributes.get("finder") == other_label.attributes.get("finder")
         if arrays.keys() != other_arrays.keys():
             return True
-        names = [name for name in arrays if has_regions or not name.startswith(of_regions)]
+        names = [name for name in arrays if has_regions or not name.startswith(region_columns)]
         return not all(_is_equal(arrays[name], other_arrays[name]) for name in names)
 
     def _arrays(self, index: int) -> tuple[Label, Arrays]:
@@ -256,13 +256,13 @@ def _to_arrays(scored: ScoredRecords) -> dict[str, NDArray[Any]]:
         "log_odds": scored.log_odds,
         "kingdoms": scored.kingdoms,
         "n_piece": scored.n_pieces,
-        **{f"piece_{name}": getattr(pieces, name) for name in _OF_PIECE},
+        **{f"piece_{name}": getattr(pieces, name) for name in _PIECE_COLUMNS},
         **{f"known_{name}": getattr(scored.known, name) for name in WindowHits._fields},
         **_track_columns(tracks),
     }
 
 
-_OF_PIECE = ("start", "n_bases", "log_odds")
+_PIECE_COLUMNS = ("start", "n_bases", "log_odds")
 
 
 def _track_columns(tracks: Sequence[Track]) -> Arrays:
@@ -309,7 +309,7 @@ def _from_arrays(arrays: Arrays, records: Records | None, label: Label) -> Score
         arrays["log_odds"],
         arrays["kingdoms"],
         n_pieces,
-        WindowScores(owners, *(arrays[f"piece_{name}"] for name in _OF_PIECE)),
+        WindowScores(owners, *(arrays[f"piece_{name}"] for name in _PIECE_COLUMNS)),
         WindowHits(*(arrays[f"known_{name}"] for name in WindowHits._fields)),
         {index: _strand_pair(regions, tracks) for index, regions in text["regions"]},
     )

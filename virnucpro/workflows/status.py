@@ -183,7 +183,7 @@ def _verify_shards(seen: _RunState, hashes: Mapping[str, str] | None, findings: 
     hashes_by_path = {
         seen.rundir.root / name: digest
         for name, digest in (hashes or {}).items()
-        if _is_of_shard(name)
+        if _is_shard_file(name)
     }
     for store in seen.stores:
         for _, error in store.find_damaged(seen.shards, hashes=hashes_by_path):
@@ -200,7 +200,7 @@ def _verify_shards(seen: _RunState, hashes: Mapping[str, str] | None, findings: 
         findings.remarks.append("their places were not checked: the plan is missing")
 
 
-def _is_of_shard(name: str) -> bool:
+def _is_shard_file(name: str) -> bool:
     """Return True if an output belongs to a finished shard, given its relative path."""
     is_scored = Path(name).suffix == FRAME_SCORES
     return is_scored or (has_vectors(name) and is_feature_file(Path(name).name))
@@ -216,7 +216,7 @@ def _verify_outputs(seen: _RunState, hashes: Mapping[str, str] | None, findings:
         findings.remarks.append(no_hashes)
         return
     outputs = Outputs(seen.rundir)
-    other_hashes = {name: digest for name, digest in hashes.items() if not _is_of_shard(name)}
+    other_hashes = {name: digest for name, digest in hashes.items() if not _is_shard_file(name)}
     for _, error in outputs.find_damaged(other_hashes):
         findings.faults.append(f"damaged   {error}; {error.hint}")
     findings.intact.append(format_count(len(other_hashes), "output"))

@@ -183,8 +183,8 @@ class Summary:
     def first_table(self, folder: Path, command: Command) -> Path:
         """Return the table to read first: viruses if there are any, else all records."""
         rundir = open_run_dir(folder)
-        is_of_viruses = self.records.n_viruses
-        return rundir.output(VIRUS_TABLE.file) if is_of_viruses else rundir.record_table(command)
+        has_viruses = self.records.n_viruses
+        return rundir.output(VIRUS_TABLE.file) if has_viruses else rundir.record_table(command)
 
     def _record_lines(self) -> Iterator[str]:
         records = self.records

@@ -76,8 +76,8 @@ class WorkShare:
         Returns:
             Shares per slice, and this part's shares by slice index.
         """
-        fewest_shares = 4  # per part, so that all parts have about the same work
-        n_shares = max(1, -(-fewest_shares * self.n // max(1, n_slices))) if has_shards else 1
+        min_shares = 4  # per part, so that all parts have about the same work
+        n_shares = max(1, -(-min_shares * self.n // max(1, n_slices))) if has_shards else 1
         ours: dict[int, list[int]] = {}
         for share in range(self.number, n_slices * n_shares, self.n):
             ours.setdefault(share // n_shares, []).append(share % n_shares)

@@ -81,8 +81,8 @@ def read_heads(path: Path) -> dict[str, Tensor]:
     heads = tensors.heads.read(tensors)
     contacts = contacts_path(path)
     if "contacts.weight" not in heads and path.is_file() and contacts.is_file():
-        beside = _open_pt(contacts)
-        heads |= replace(beside.heads, lm={}).read(beside)
+        contact_file = _open_pt(contacts)
+        heads |= replace(contact_file.heads, lm={}).read(contact_file)
     return heads
 
 

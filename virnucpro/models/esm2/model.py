@@ -30,8 +30,8 @@ from virnucpro.models.transformer import (
 
 # share of residues chosen in training, and shares of these masked or replaced (the rest stay)
 _CHOSEN = 0.15
-_OF_MASKED = 0.8
-TOKEN_DROPOUT_SCALE = 1 - _CHOSEN * _OF_MASKED  # token dropout zeroes masked tokens
+_MASK_SHARE = 0.8
+TOKEN_DROPOUT_SCALE = 1 - _CHOSEN * _MASK_SHARE  # token dropout zeroes masked tokens
 
 
 class Layer(TransformerLayer):
@@ -92,7 +92,7 @@ class MaskedBatch:
 
         As in ESM-2, the remaining embeddings are scaled up to compensate for the masked ones.
         """
-        of_random = 0.1
+        random_share = 0.1
         packed = PackedBatch.from_sequences(proteins)
         tokens = packed.tokens.copy()
         places = []
@@ -102,8 +102,8 @@ class MaskedBatch:
             order = rng.permutation(n_residues)[: int(cls.n_chosen(np.array(n_residues)))]
             places.append(chosen := begin + 1 + order)
             what = rng.random(len(chosen))
-            tokens[chosen[what < _OF_MASKED]] = MASK
-            swapped = chosen[(what >= _OF_MASKED) & (what < _OF_MASKED + of_random)]
+            tokens[chosen[what < _MASK_SHARE]] = MASK
+            swapped = chosen[(what >= _MASK_SHARE) & (what < _MASK_SHARE + random_share)]
             tokens[swapped] = rng.choice(AMINO_ACID_TOKENS, len(swapped))
         n_tokens = np.diff(packed.cu_seqlens)
         is_masked = tokens == MASK

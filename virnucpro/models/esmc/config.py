@@ -67,10 +67,10 @@ _JOINED = {
 }
 # the head in transformers, in the published files, and in earlier ones
 _LM_PARTS = {"dense": "0", "layer_norm": "2", "decoder": "3"}
-_OURS = {"dense": "dense", "layer_norm": "norm", "decoder": "decoder"}
+_HEAD_NAMES = {"dense": "dense", "layer_norm": "norm", "decoder": "decoder"}
 HEADS = HeadScheme(
     lm={
-        f"lm.{_OURS[part]}.{kind}": (
+        f"lm.{_HEAD_NAMES[part]}.{kind}": (
             f"lm_head.{part}.{kind}",
             f"lm_head.{number}.{kind}",
             f"sequence_head.{number}.{kind}",

@@ -90,11 +90,11 @@ class ReferenceOutputs:
         single = {name: _losses(logits[name], texts[name]) for name in logits}
         masked = {}
         for name in masked_proteins(texts):
-            of_residues = []
+            residue_losses = []
             for i, letter in enumerate(texts[name]):
                 rows = self.masked[_LOGITS][_masked_name(name, i)]
-                of_residues.append(_losses(rows[i : i + 1], letter))
-            masked[name] = np.concatenate(of_residues)
+                residue_losses.append(_losses(rows[i : i + 1], letter))
+            masked[name] = np.concatenate(residue_losses)
         return {_SINGLE_PASS: single, _PERPLEXITY: masked}
 
 
@@ -217,8 +217,8 @@ def _perplexity_distances(
     rows: Mapping[str, Rows], losses: Mapping[str, NDArray[np.float64]]
 ) -> dict[str, float]:
     distances = {}
-    for name, of_residues in losses.items():
-        distance = abs(math.log(float(rows[name][0, 0])) - float(of_residues.mean()))
+    for name, residue_losses in losses.items():
+        distance = abs(math.log(float(rows[name][0, 0])) - float(residue_losses.mean()))
         distances[name] = distance if math.isfinite(distance) else math.inf
     return distances
 

@@ -223,7 +223,7 @@ def check_on(
         use_device(torch.device(device))
         stage = f"virnucpro, {precision}, {device}"
         with report_unavailable(f"virnucpro in {precision}", device):
-            ours = _run_ours(spec, model, weights, panel, n_tokens, device, stage, on_event)
+            ours = _run_encoder(spec, model, weights, panel, n_tokens, device, stage, on_event)
             encoder = load_encoder(spec, weights, torch.device(device))
             embedded, rate = _embed(encoder, panel.usual, n_tokens, stage, on_event)
         rows = ours[_row_name(model)]
@@ -265,7 +265,7 @@ class Panel:
         )
 
 
-def _run_ours(
+def _run_encoder(
     spec: EncoderSpec,
     model: Model,
     weights: Path,
@@ -282,7 +282,7 @@ def _run_ours(
         weights, _ = model.prepare_heads(complete, weights)
     encoder = load_encoder(complete, weights, here)
     # The outputs of all layers are on the device at once.
-    n_tokens = max(Footprint.fewest_tokens, n_tokens // model.n_layers)
+    n_tokens = max(Footprint.min_tokens, n_tokens // model.n_layers)
     outputs, _ = _embed(encoder, panel.texts, n_tokens, f"{stage}, all outputs", on_event)
     if not panel.masked:
         return outputs
@@ -467,7 +467,7 @@ def report_unavailable(program: str, device: str) -> Iterator[None]:
 # Trials in ``virnucpro devices``: fp8 and our kernels. Each GPU is tried in a separate process, so
 # that this one never starts CUDA.
 
-_MOST_SECONDS = 60.0  # for all trials: kernels may have to be compiled
+_MAX_SECONDS = 60.0  # for all trials: kernels may have to be compiled
 
 
 def try_gpus(devices: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -478,7 +478,7 @@ def try_gpus(devices: Iterable[str]) -> dict[str, dict[str, str]]:
     with defer_interrupts():
         children = {device: start_process(_try, device) for device in devices}
     try:
-        end = time.monotonic() + _MOST_SECONDS
+        end = time.monotonic() + _MAX_SECONDS
         return {device: _outcome(child, end) for device, child in children.items()}
     finally:
         for child in children.values():  # and the compilers that they started
@@ -488,7 +488,7 @@ def try_gpus(devices: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def _outcome(child: ChildProcess, end: float) -> dict[str, str]:
-    reason = f"no answer within {_MOST_SECONDS:.0f} s"
+    reason = f"no answer within {_MAX_SECONDS:.0f} s"
     try:
         if child.pipe.poll(max(0.0, end - time.monotonic())):
             answer = child.pipe.recv()

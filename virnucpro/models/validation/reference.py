@@ -113,8 +113,8 @@ class _FairESMEncoder(PackedEncoder):
     def count_flop(self, lengths: Sequence[int]) -> float:
         n_tokens = self.count_tokens(lengths)
         longest = max(lengths) + EXTRA_TOKENS
-        of_scores = 4.0 * longest * self.shape.dim * self.shape.n_layers
-        return n_tokens * (2.0 * self.shape.n_parameters + of_scores)
+        score_roundings = 4.0 * longest * self.shape.dim * self.shape.n_layers
+        return n_tokens * (2.0 * self.shape.n_parameters + score_roundings)
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
         return plan_padded(lengths, tokens_per_batch)

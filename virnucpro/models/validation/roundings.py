@@ -61,13 +61,13 @@ def add_roundings(layers: nn.Module, precision: Precision, n_tokens: int) -> Los
         lose = _noise(linears[0].weight.device, n_terms)
     else:
         lose = _rounding(DTYPES[precision])
-    lose_of_factors = _round_to_8_bits if precision == "fp8" else lose
+    lose_factors = _round_to_8_bits if precision == "fp8" else lose
     for linear in linears:
         if precision != "fp32":
-            linear.weight.copy_(lose_of_factors(lose(linear.weight)))
+            linear.weight.copy_(lose_factors(lose(linear.weight)))
             if linear.bias is not None:
                 linear.bias.copy_(lose(linear.bias))
-        linear.register_forward_pre_hook(lambda _, inputs: tuple(map(lose_of_factors, inputs)))
+        linear.register_forward_pre_hook(lambda _, inputs: tuple(map(lose_factors, inputs)))
         linear.register_forward_hook(lambda *call: lose(call[-1]))
     return lose
 

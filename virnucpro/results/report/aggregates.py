@@ -33,7 +33,7 @@ PER_DOUBLING = 4  # length bins per doubling
 _DOUBLINGS = 40  # a record is shorter than 2^40 letters
 _N_LENGTHS = _DOUBLINGS * PER_DOUBLING
 N_SCORES = 40  # log-odds bins
-MOST_LOG_ODDS = 7.0  # a score of 0.9991
+MAX_LOG_ODDS = 7.0  # a score of 0.9991
 # Starts of length classes, in bases or residues.
 LENGTHS = {
     "nucleotide": (0, 300, 500, 1_000, 3_000, 10_000, 100_000),
@@ -155,11 +155,11 @@ def _numeric_columns(
 class RunCounts:
     """Record counts for a run, or for a block in its table."""
 
-    MOST_ROWS = 100_000  # records in the table of the page
+    MAX_ROWS = 100_000  # records in the table of the page
 
     starts: Sequence[int]  # of the length classes
     # (n_classes, 4): records, scored records, viral records, letters of viral records
-    of_classes: IntArray
+    class_counts: IntArray
     # Per class: the lowest score of a viral record, and the share of false calls down to it.
     lowest: list[tuple[float, float]]
     n_records: int = 0
@@ -180,8 +180,8 @@ class RunCounts:
     @classmethod
     def empty(cls, starts: Sequence[int]) -> RunCounts:
         """Return counts for zero records."""
-        of_classes = np.zeros((len(starts), 4), np.int64)
-        return cls(starts, of_classes, [(math.inf, math.nan)] * len(starts))
+        class_counts = np.zeros((len(starts), 4), np.int64)
+        return cls(starts, class_counts, [(math.inf, math.nan)] * len(starts))
 
     @classmethod
     def from_block(cls, starts: Sequence[int], block: TableBlock) -> RunCounts:
@@ -212,22 +212,22 @@ class RunCounts:
 
     def add(self, span: TableSpan, other: RunCounts) -> None:
         """Add the next block's counts."""
-        most_notes = 1_000  # different notes to count
+        max_notes = 1_000  # different notes to count
         self.blocks.append((span, other.n_records, other.n_records - other.n_viral))
         moved = other.viral + np.array([[self.n_records], [0], [0]])
         self.viral = np.concatenate([self.viral, moved], axis=1)
-        if self.viral.shape[1] > 2 * self.MOST_ROWS:
-            self.viral = self.viral[:, _best(self.viral, self.MOST_ROWS)]
+        if self.viral.shape[1] > 2 * self.MAX_ROWS:
+            self.viral = self.viral[:, _best(self.viral, self.MAX_ROWS)]
         for name in ("n_records", "n_letters", "n_letters_viral", "n_viral"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.of_classes += other.of_classes
+        self.class_counts += other.class_counts
         self.density += other.density
         pairs = zip(self.lowest, other.lowest, strict=True)
         self.lowest = [min(pair, key=itemgetter(0)) for pair in pairs]
         self.statuses.update(other.statuses)
         self.files.update(other.files)
         for note, n in other.notes.items():
-            if note in self.notes or len(self.notes) < most_notes:
+            if note in self.notes or len(self.notes) < max_notes:
                 self.notes[note] += n
 
     def rows(self, most: int, helpers: TaskRunner[None]) -> RecordRows:
@@ -238,7 +238,7 @@ class RunCounts:
         Raises:
             InputError: the table changed in the meantime.
         """
-        most = min(most, self.MOST_ROWS)
+        most = min(most, self.MAX_ROWS)
         viral = np.sort(self.viral[0, _best(self.viral, most)].astype(np.int64))
         n_others = self.n_records - self.n_viral
         n_shown = min(n_others, most - len(viral))
@@ -249,9 +249,9 @@ class RunCounts:
         for span, n_rows, n_others in self.blocks:
             block_viral = viral[slice(*np.searchsorted(viral, (row, row + n_rows)))] - row
             bounds = np.searchsorted(others, (other, other + n_others))
-            block_others = others[slice(*bounds)] - other
-            if len(block_viral) + len(block_others):
-                tasks.append(CountTask(span, partial(_rows_in, block_viral, block_others)))
+            n_block_others = others[slice(*bounds)] - other
+            if len(block_viral) + len(n_block_others):
+                tasks.append(CountTask(span, partial(_rows_in, block_viral, n_block_others)))
                 n_rows_before.append(row)
             row += n_rows
             other += n_others
@@ -284,7 +284,7 @@ class RunCounts:
             viral = np.flatnonzero(in_class & is_viral)
             n_scored = np.isfinite(scores[in_class]).sum()
             n_letters = lengths[viral].sum()
-            self.of_classes[number] = in_class.sum(), n_scored, len(viral), n_letters
+            self.class_counts[number] = in_class.sum(), n_scored, len(viral), n_letters
             if len(viral):
                 weakest = viral[np.argmin(scores[viral])]
                 self.lowest[number] = float(scores[weakest]), float(rates[weakest])
@@ -297,15 +297,15 @@ def cross_table(rows: IntArray, columns: IntArray, shape: tuple[int, int]) -> li
 
 
 def _score_bin(scores: FloatArray) -> NDArray[np.int64]:
-    """Return log-odds bins between -MOST_LOG_ODDS and +MOST_LOG_ODDS. (n,) -> (n,)"""
-    share = (bounded_log_odds(scores) + MOST_LOG_ODDS) / (2 * MOST_LOG_ODDS)
+    """Return log-odds bins between -MAX_LOG_ODDS and +MAX_LOG_ODDS. (n,) -> (n,)"""
+    share = (bounded_log_odds(scores) + MAX_LOG_ODDS) / (2 * MAX_LOG_ODDS)
     return np.clip(share * N_SCORES, 0, N_SCORES - 1).astype(np.int64)
 
 
 def bounded_log_odds(scores: FloatArray) -> FloatArray:
-    """Return log(p / (1 - p)), between -MOST_LOG_ODDS and +MOST_LOG_ODDS. (n,) -> (n,)"""
+    """Return log(p / (1 - p)), between -MAX_LOG_ODDS and +MAX_LOG_ODDS. (n,) -> (n,)"""
     inside = np.clip(scores, 1e-9, 1 - 1e-9)
-    return np.clip(np.log(inside / (1 - inside)), -MOST_LOG_ODDS, MOST_LOG_ODDS)
+    return np.clip(np.log(inside / (1 - inside)), -MAX_LOG_ODDS, MAX_LOG_ODDS)
 
 
 @dataclass(frozen=True, slots=True)

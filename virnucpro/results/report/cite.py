@@ -36,16 +36,16 @@ def cite_run(folder: Path, *, bibtex_only: bool) -> Iterator[str]:
         yield from (f"- {part}" for part in _parts(facts))
         yield ""
     command = f"virnucpro cite {shlex.quote(escape_markup(folder))} --bibtex"
-    yield from _as_lines(works, command, bibtex_only=bibtex_only, is_of_run=True)
+    yield from _as_lines(works, command, bibtex_only=bibtex_only, names_run=True)
 
 
 def _as_lines(
-    works: Sequence[Work], command: str, *, bibtex_only: bool, is_of_run: bool = False
+    works: Sequence[Work], command: str, *, bibtex_only: bool, names_run: bool = False
 ) -> Iterator[str]:
     if not bibtex_only:
         yield "Please cite:\n"
         for work in works:
-            only = " (only for results that used it)" if work.families and not is_of_run else ""
+            only = " (only for results that used it)" if work.families and not names_run else ""
             yield f"- {work.role}{only}:\n  {work.text}\n"
         yield f"As BibTeX (alone: {command}):\n"
     yield "\n\n".join(work.bibtex for work in works)

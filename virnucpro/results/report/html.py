@@ -24,7 +24,7 @@ from virnucpro.results.report.citation import all_works
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-MOST_BYTES = 3_000_000
+MAX_BYTES = 3_000_000
 _ASSETS = Path(__file__).with_name("assets")
 
 

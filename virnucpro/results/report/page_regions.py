@@ -46,7 +46,7 @@ def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:
     Raises:
         InputError: the table is damaged.
     """
-    most_listed = 5_000  # records whose regions a page lists
+    max_listed = 5_000  # records whose regions a page lists
     n_regions = Counter[Key]()
     listed: ListedRegions = {}
     for span in split_table(table, REGION_TABLE.old_names):
@@ -57,7 +57,7 @@ def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:
                 listed.setdefault(key, (row["region"].rpartition("|")[0], []))[1].append(region)
                 if region.extent != "whole":  # the other part of a region over the origin counts
                     n_regions[key] += not (region.over_origin and region.start == 0)
-        listed = dict(sorted(listed.items(), key=_sort_key, reverse=True)[:most_listed])
+        listed = dict(sorted(listed.items(), key=_sort_key, reverse=True)[:max_listed])
     return n_regions, listed
 
 
@@ -124,8 +124,8 @@ def _bin_values(
 def count_bins(length: int) -> int:
     """Count the bins for a record: one per piece length, up to a maximum."""
     bases_per_bin = 1_000  # for the evidence along a record
-    most_bins = 10_000  # per record
-    return min(max(1, length // bases_per_bin), most_bins)
+    max_bins = 10_000  # per record
+    return min(max(1, length // bases_per_bin), max_bins)
 
 
 def select_listed(
@@ -148,11 +148,11 @@ def select_listed(
 
 def first_regions(listed: Sequence[ListedRecord]) -> dict[str, object]:
     """Count regions and their records, and list the first regions, for a printed page."""
-    most_first = 20  # regions in the list without JavaScript
+    max_listed_regions = 20  # regions in the list without JavaScript
     rows = [(record, region) for record in listed for region in record.regions]
     first = [
         (printable(record.record), printable(record.file), region)
-        for record, region in rows[:most_first]
+        for record, region in rows[:max_listed_regions]
     ]
     return {"n": len(rows), "first": first}
 
@@ -187,11 +187,11 @@ def region_data(listed: Sequence[ListedRecord], tracks: Path) -> dict[str, objec
 
 def _evidence_maps(listed: Sequence[ListedRecord], path: Path) -> Iterator[dict[str, object]]:
     """Yield the evidence along the best records, as many as fit."""
-    most_tracks = 200  # records with a map
-    most_bins_of_page = 150_000  # over all maps
+    max_tracks = 200  # records with a map
+    max_page_bins = 150_000  # over all maps
     ends = accumulate(count_bins(record.length) for record in listed)
-    drawn = [record for record, end in zip(listed, ends, strict=True) if end <= most_bins_of_page]
-    drawn = drawn[:most_tracks]
+    drawn = [record for record, end in zip(listed, ends, strict=True) if end <= max_page_bins]
+    drawn = drawn[:max_tracks]
     nothing = np.full(1, np.nan)
     lengths = {record.run_id: record.length for record in drawn}
     tracks = read_tracks(path, lengths)

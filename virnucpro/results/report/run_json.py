@@ -130,10 +130,10 @@ def read_complaints(log: Path) -> Counter[str]:
 
     They come from the run's last start, and from the last region search after it.
     """
-    most_of_log = 1 << 20  # bytes, from its end
+    max_log_bytes = 1 << 20  # bytes, from its end
     try:
         with open_regular_file(log) as handle:
-            handle.seek(max(0, handle.seek(0, os.SEEK_END) - most_of_log))
+            handle.seek(max(0, handle.seek(0, os.SEEK_END) - max_log_bytes))
             text = handle.read().decode("utf-8", "backslashreplace")
     except OSError:
         return Counter()

@@ -30,7 +30,7 @@ from virnucpro.results.outputs import (
 from virnucpro.results.report.aggregates import RecordRows, RunCounts, length_classes
 from virnucpro.results.report.charts import GIB, Chart, device_charts
 from virnucpro.results.report.citation import select_works
-from virnucpro.results.report.html import MOST_BYTES, compress_data, render_packed
+from virnucpro.results.report.html import MAX_BYTES, compress_data, render_packed
 from virnucpro.results.report.page_data import join_lines, scale
 from virnucpro.results.report.run_files import NO_SECTIONS, RunFiles, Sections, read_run
 from virnucpro.results.report.run_json import RunJson
@@ -38,7 +38,7 @@ from virnucpro.results.table_blocks import TableBlock, open_table_reader, split_
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.run_dir import RECORD_TABLES, RunDir
 
-_MOST_SAMPLES = 10_000  # in the table that can be sorted and searched
+_MAX_SAMPLES = 10_000  # in the table that can be sorted and searched
 _SAMPLE_LABELS = {
     "virus_below_1000": "below 1k",
     "virus_1000_to_2999": "1k to 3k",
@@ -47,7 +47,7 @@ _SAMPLE_LABELS = {
     "n_provirus": "proviruses",
     "best_score": "best score",
 }
-_MOST_LINES = 8  # devices in a chart, starts of a run
+_MAX_LINES = 8  # devices in a chart, starts of a run
 _SHORT = {"nucleotide": 500, "protein": 100}  # letters; shorter records have weak calls
 _ROOM = 40_000  # page bytes in addition to the rows
 _PLACES: Mapping[str, int] = {status: index for index, status in enumerate(STATUSES)}
@@ -80,14 +80,14 @@ def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
         InputError: a table is damaged.
         OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
-    most_hashes = 1_000
-    most_complaints = 20
+    max_hashes = 1_000
+    max_complaints = 20
     run = read_run(rundir, pool.helpers(None, 1, "figures of the page"))
     sections = _virus_sections(run) if run.command == "predict" else NO_SECTIONS
     works = select_works(run.families)
     warnings = list(_warnings(run))
     samples = _samples(run)
-    charts = [device_charts(i, start) for i, start in enumerate(run.starts[-_MOST_LINES:])]
+    charts = [device_charts(i, start) for i, start in enumerate(run.starts[-_MAX_LINES:])]
     state, state_text = _run_state(run)
     if state == "unfinished":
         LOGGER.warning("%s", state_text)
@@ -105,12 +105,12 @@ def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
         "files": _written_files(run),
         "warnings": warnings,
         "notes": [text for kind, text in warnings if kind == "note"],
-        "complaints": list(run.complaints.items())[:most_complaints],
+        "complaints": list(run.complaints.items())[:max_complaints],
         "has_samples": samples is not None,
         "machine": _machine(run, charts),
         "provenance": list(_provenance(run)),
         "hashes": [
-            (_display_path(file), file.text("sha256")) for file in run.facts.inputs[:most_hashes]
+            (_display_path(file), file.text("sha256")) for file in run.facts.inputs[:max_hashes]
         ],
         "works": works,
         "bibtex": "\n\n".join(work.bibtex for work in works),
@@ -119,7 +119,7 @@ def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
     frame = render_packed("run.html", {**content, "rows": RecordRows.empty()}, "")
     chart_data = {chart.name: chart.as_data() for chart in chain.from_iterable(charts)}
     fixed = {"charts": chart_data, "samples": samples, **sections.data}
-    packed, rows = _pack_data(run, sections, fixed, MOST_BYTES - len(frame) - _ROOM)
+    packed, rows = _pack_data(run, sections, fixed, MAX_BYTES - len(frame) - _ROOM)
     page = render_packed("run.html", {**content, "rows": rows}, packed)
     with Outputs(rundir).rewriting([RunDir.page]):
         rundir.write_file(rundir.report, page)
@@ -133,15 +133,15 @@ def _virus_sections(run: RunFiles) -> Sections:
 
 
 def _pack_data(
-    run: RunFiles, sections: Sections, fixed: Mapping[str, object], most_bytes: int
+    run: RunFiles, sections: Sections, fixed: Mapping[str, object], max_bytes: int
 ) -> tuple[str, RecordRows]:
     """Pack the page data with as many rows as fit. Return the data and the rows."""
     rows = run.rows
     while True:
         packed = compress_data({**fixed, **_columns(run, rows, sections.n_regions)})
-        if len(packed) <= most_bytes or not len(rows.places):
+        if len(packed) <= max_bytes or not len(rows.places):
             return packed, rows
-        n_rows = max(0, int(0.95 * len(rows.places) * most_bytes / len(packed)))
+        n_rows = max(0, int(0.95 * len(rows.places) * max_bytes / len(packed)))
         rows = run.counts.rows(n_rows, run.helpers)
 
 
@@ -184,7 +184,7 @@ def _failures(facts: RunJson) -> tuple[int, int]:
 
 
 def _reconciliation(run: RunFiles) -> dict[str, object]:
-    most_files = 60  # input files in the table of files without JavaScript
+    max_files = 60  # input files in the table of files without JavaScript
     counts = run.counts
     facts = run.facts
     parts = [(status, counts.statuses[status], STATUSES[status]) for status in STATUSES]
@@ -197,8 +197,8 @@ def _reconciliation(run: RunFiles) -> dict[str, object]:
         "bars": list(_bar_rows(counts)),
         "is_right": facts.n_counted in (None, counts.n_records),
         "statuses": [status for status in STATUSES if counts.statuses[status]],
-        "files": rows[:most_files],
-        "n_more_files": max(0, len(rows) - most_files),
+        "files": rows[:max_files],
+        "n_more_files": max(0, len(rows) - max_files),
     }
 
 
@@ -261,7 +261,7 @@ def _warnings(run: RunFiles) -> Iterator[tuple[str, str]]:
     if not counts.n_records:
         yield "mind", "The input has no records."
     short = _SHORT["protein" if run.is_protein else "nucleotide"]
-    classes = zip(length_classes(counts.starts), counts.of_classes[:, 0].tolist(), strict=True)
+    classes = zip(length_classes(counts.starts), counts.class_counts[:, 0].tolist(), strict=True)
     n_short = sum(n for (_, end, _), n in classes if end and end <= short)
     if 2 * n_short > counts.n_records:
         yield (
@@ -276,10 +276,10 @@ def _warnings(run: RunFiles) -> Iterator[tuple[str, str]]:
             f"{format_count(n_renamed, 'record')} had the id of an earlier record, "
             "and got a number.",
         )
-    for note, n in counts.notes.most_common(_MOST_LINES):
+    for note, n in counts.notes.most_common(_MAX_LINES):
         yield "note", f"{format_count(n, 'record')} with the note: {escape_markup(note)}"
-    if len(counts.notes) > _MOST_LINES:
-        n_more = format_count(len(counts.notes) - _MOST_LINES, "more note")
+    if len(counts.notes) > _MAX_LINES:
+        n_more = format_count(len(counts.notes) - _MAX_LINES, "more note")
         yield "note", f"and {n_more}: see the column note of {RECORD_TABLES[run.command]}."
 
 
@@ -308,9 +308,9 @@ def _sample_column(name: str, blocks: Sequence[TableBlock]) -> dict[str, object]
     """
     label = _SAMPLE_LABELS.get(name, name.removeprefix("n_").replace("_", " "))
     if name in ("file", "status", "best_record", "groups"):
-        texts = [text for block in blocks for text in block.texts(name)][:_MOST_SAMPLES]
+        texts = [text for block in blocks for text in block.texts(name)][:_MAX_SAMPLES]
         return {"name": label, "values": list(map(printable, texts)), "digits": None}
-    numbers = np.concatenate([block.numbers(name) for block in blocks])[:_MOST_SAMPLES]
+    numbers = np.concatenate([block.numbers(name) for block in blocks])[:_MAX_SAMPLES]
     values = [None if math.isnan(number) else number for number in numbers.tolist()]
     return {"name": label, "values": values, "digits": 6 if name == "best_score" else 0}
 
@@ -347,14 +347,14 @@ def _columns(
 
 
 def _machine(run: RunFiles, charts: Sequence[Sequence[Chart]]) -> dict[str, object]:
-    most_hosts = 100
+    max_hosts = 100
     facts = run.facts
     hosts = facts.iter_section("hosts")
     names = {STAGES[2]: "tables", SCORING: "scoring and tables"}
     seconds = facts.seconds
     stages = [(names.get(n, n), seconds[n]) for n in (*STAGES, SCORING) if n in seconds]
     starts = []
-    for start, start_charts in zip(run.starts[-_MOST_LINES:], charts, strict=True):
+    for start, start_charts in zip(run.starts[-_MAX_LINES:], charts, strict=True):
         devices = [
             (name, device, sum(device.tokens), max(device.memory, default=0) / GIB)
             for name, device in sorted(start.devices.items())
@@ -365,12 +365,12 @@ def _machine(run: RunFiles, charts: Sequence[Sequence[Chart]]) -> dict[str, obje
         "longest": max((value for _, value in stages), default=0.0) or 1.0,
         "starting": seconds.get(STARTING, 0.0),
         "encoders": facts.sequence("recipe", "encoders"),
-        "hosts": hosts[:most_hosts],
-        "n_more_hosts": max(0, len(hosts) - most_hosts),
+        "hosts": hosts[:max_hosts],
+        "n_more_hosts": max(0, len(hosts) - max_hosts),
         "n_starts": len(run.starts),
         "n_losses": sum(start.n_losses for start in run.starts),
         "lost_devices": [printable(line) for start in run.starts for line in start.lost_devices][
-            :_MOST_LINES
+            :_MAX_LINES
         ],
         "n_reductions": sum(start.n_reductions for start in run.starts),
         "n_failed_shards": sum(start.n_failed_shards for start in run.starts),

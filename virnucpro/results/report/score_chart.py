@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.results.report.aggregates import (
-    MOST_LOG_ODDS,
+    MAX_LOG_ODDS,
     N_SCORES,
     PER_DOUBLING,
     RecordRows,
@@ -43,7 +43,7 @@ def scores_by_length(
         rows: all records, if they are few.
         cut: length and threshold, at some lengths.
     """
-    most_dots = 2_000  # records drawn as single dots
+    max_dots = 2_000  # records drawn as single dots
     score_ticks = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
     density = counts.density
     in_use = np.flatnonzero(density.sum(axis=(1, 2)))
@@ -55,8 +55,8 @@ def scores_by_length(
         first = max(0, first - PER_DOUBLING)
         last += PER_DOUBLING
     x_at = linear(first / PER_DOUBLING, last / PER_DOUBLING, LEFT, WIDTH - RIGHT)
-    y_at = linear(-MOST_LOG_ODDS, MOST_LOG_ODDS, HEIGHT - BOTTOM, TOP)
-    is_few = counts.n_records <= most_dots
+    y_at = linear(-MAX_LOG_ODDS, MAX_LOG_ODDS, HEIGHT - BOTTOM, TOP)
+    is_few = counts.n_records <= max_dots
     layers = _dots(rows, x_at, y_at) if is_few else _shades(density, first, last, x_at, y_at)
     low = 2 ** (first / PER_DOUBLING)
     high = 2 ** (last / PER_DOUBLING)
@@ -110,9 +110,9 @@ def _odds(score: float) -> float:
 def _cell(x_at: Place, y_at: Place, i: int, j: int) -> str:
     left = x_at(i / PER_DOUBLING)
     right = x_at((i + 1) / PER_DOUBLING)
-    height = 2 * MOST_LOG_ODDS / N_SCORES
-    top = y_at(-MOST_LOG_ODDS + (j + 1) * height)
-    bottom = y_at(-MOST_LOG_ODDS + j * height)
+    height = 2 * MAX_LOG_ODDS / N_SCORES
+    top = y_at(-MAX_LOG_ODDS + (j + 1) * height)
+    bottom = y_at(-MAX_LOG_ODDS + j * height)
     return f"M{left:.1f} {top:.1f}H{right - 0.4:.1f}V{bottom - 0.4:.1f}H{left:.1f}z"
 
 

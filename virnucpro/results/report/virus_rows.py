@@ -20,7 +20,7 @@ from virnucpro.results.report.run_json import Key
 from virnucpro.results.table_blocks import NO_OLD_NAMES, TableBlock, split_table
 
 NO_CLASS = "no class named"
-_MOST_SAMPLES = 40  # bars
+_MAX_SAMPLES = 40  # bars
 _ARROW = 8.0  # width of a tip
 # Viruses by group and start of the length class, and by family. Proteins have the group "".
 GroupCounts: TypeAlias = tuple[Counter[tuple[str, int]], Counter[str]]
@@ -159,7 +159,7 @@ def class_of(taxonomy: str) -> str:
 
 def lineage_bars(counts: Mapping[tuple[str, str], int]) -> LineageBars | None:
     """Stack the viruses of each sample by class, the most frequent classes first."""
-    most_classes = 7  # in the bars, besides all others
+    max_classes = 7  # in the bars, besides all others
     totals = Counter[str]()
     by_sample: dict[str, Counter[str]] = defaultdict(Counter)
     for (sample, name), n in counts.items():
@@ -168,13 +168,13 @@ def lineage_bars(counts: Mapping[tuple[str, str], int]) -> LineageBars | None:
     if not totals:
         return None
     named = sorted(totals, key=lambda name: (name == NO_CLASS, -totals[name], name))
-    shown = [name for name in named[:most_classes] if name != NO_CLASS]
+    shown = [name for name in named[:max_classes] if name != NO_CLASS]
     has_others = any(name not in shown and name != NO_CLASS for name in named)
     ends = [*(["other classes"] if has_others else []), *([NO_CLASS] if totals[NO_CLASS] else [])]
     legend = [(f"k{index}", name) for index, name in enumerate(shown)]
     legend += [("k7" if name != NO_CLASS else "k8", name) for name in ends]
     samples = list(by_sample)
-    bars = [_sample_bar(sample, by_sample[sample], legend) for sample in samples[:_MOST_SAMPLES]]
+    bars = [_sample_bar(sample, by_sample[sample], legend) for sample in samples[:_MAX_SAMPLES]]
     return LineageBars(bars, legend, len(samples) - len(bars))
 
 

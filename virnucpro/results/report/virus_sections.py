@@ -33,7 +33,7 @@ from virnucpro.results.report.virus_rows import (
 )
 
 _N_TOP = 20  # best viral records in the list
-_MOST_FAMILIES = 20  # bars
+_MAX_FAMILIES = 20  # bars
 
 
 class _VirusFiles(NamedTuple):
@@ -141,7 +141,7 @@ def _length_rows(run: RunFiles) -> list[tuple[object, ...]]:
     high_fdr = 0.2  # a length class with this share of false calls is called weak
     classes = zip(
         length_classes(run.counts.starts),
-        run.counts.of_classes.tolist(),
+        run.counts.class_counts.tolist(),
         run.counts.lowest,
         strict=True,
     )
@@ -168,7 +168,7 @@ def _group_rows(counts: GroupCounts) -> dict[str, object] | None:
             (group, n, [groups[group, start] for start in LENGTH_CLASSES])
             for group, n in sorted(totals.items(), key=lambda pair: (-pair[1], pair[0]))
         ],
-        "families": [(name, n, 100 * n / families[0][1]) for name, n in families[:_MOST_FAMILIES]],
+        "families": [(name, n, 100 * n / families[0][1]) for name, n in families[:_MAX_FAMILIES]],
         "n_families": len(families),
         "n_named": named.total(),
         "n": totals.total(),

@@ -30,7 +30,7 @@ FALSE_POSITIVES = 0.05  # share of non-viral validation samples that reach the t
 N_CHUNKS = (1, 2, 6, 20)  # per record; 500 to 10,000 bases if a chunk has 500
 _TEMPERATURES: list[float] = np.geomspace(1 / 20, 20, 601).round(4).tolist()  # 1 % apart
 N_FOLDS = 5
-FEWEST_GROUPS = 2  # per label, to fit on some and measure on the rest
+MIN_GROUPS = 2  # per label, to fit on some and measure on the rest
 _SEED = 0  # for resampling groups
 
 
@@ -63,8 +63,8 @@ def calibrate(protein: FloatArray, nucleotide: FloatArray, frames: LabelledFrame
     chunks = {rule: select_chunks(nucleotide, frames, weight, rule) for rule in rules}
     rule = max(rules, key=lambda rule: chunks[rule].auroc())
     temperature = fit_temperature(chunks[rule])
-    most_chunks = len(chunks[rule])  # no record has more chunks
-    fragments = [_monotone_runs(chunks[rule], n, temperature) for n in (*N_CHUNKS, most_chunks)]
+    max_chunks = len(chunks[rule])  # no record has more chunks
+    fragments = [_monotone_runs(chunks[rule], n, temperature) for n in (*N_CHUNKS, max_chunks)]
     exponent = min(
         np.linspace(0, 1, 21).round(2).tolist(),
         key=lambda exponent: sum(
@@ -217,7 +217,7 @@ def is_enough(fragments: ScoredFragments) -> bool:
     n_groups = [
         len(set(complete.groups[complete.is_virus == label].tolist())) for label in (False, True)
     ]
-    return min(n_groups) >= FEWEST_GROUPS
+    return min(n_groups) >= MIN_GROUPS
 
 
 def fit_join(

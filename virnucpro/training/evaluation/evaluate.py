@@ -62,7 +62,7 @@ from virnucpro.training.options import EvaluateOptions
 from virnucpro.training.provirus import evaluate_regions
 from virnucpro.training.reports import (
     EVALUATION,
-    OF_ALL,
+    OVERALL_MEASURES,
     add_evaluation,
     find_card,
     markdown_table,
@@ -83,7 +83,7 @@ _RUN = "run"  # run folder for the fragments
 _WHOLE = "whole"  # length of a complete record
 _COLUMNS = ("fragment", "record", "length", "start", "end", "strand", "label", "group", "kingdom")
 # Model -> digests of training records, digests of training groups, and sampled training k-mers.
-_AGAIN = "the run folder was changed by another program: start again with --force"
+_CHANGED_FOLDER = "the run folder was changed by another program: start again with --force"
 _FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
 
 
@@ -324,7 +324,7 @@ def _models_in_use(folder: Path, *, create: bool) -> Iterator[None]:
     except BaseException:
         if is_new:
             with suppress(OSError):  # the first error is the one to report
-                if {path.name for path in folder.iterdir()} <= RunDir.of_any_command:
+                if {path.name for path in folder.iterdir()} <= RunDir.command_files:
                     shutil.rmtree(folder)
         raise
 
@@ -345,7 +345,9 @@ def _read_fragments(
     """
     calls = {
         call.record_id: call
-        for call in read_calls(open_run_dir(question.run_folder).output(RECORD_TABLE.file), _AGAIN)
+        for call in read_calls(
+            open_run_dir(question.run_folder).output(RECORD_TABLE.file), _CHANGED_FOLDER
+        )
         if call.status in ("scored", "no_orf", "too_short")
     }
     for fragment in fragments:
@@ -388,7 +390,7 @@ def read_chunks(
     records: list[LabelledRecord] = []
     code = GeneticCode.from_number(recipe.genetic_code)
     frame_scores = read_frame_scores(
-        open_run_dir(question.run_folder).output(FRAME_TABLE.file), _AGAIN
+        open_run_dir(question.run_folder).output(FRAME_TABLE.file), _CHANGED_FOLDER
     )
     for record in read_fasta(question.fasta):
         if record.id not in records_by_fragment:
@@ -412,7 +414,7 @@ def _find(frame_id: str, scores: Iterator[tuple[str, float]]) -> float:
 
 
 def _unscored_samples(what: str) -> VirnucproError:
-    return VirnucproError(f"{what} has no score", hint=_AGAIN)
+    return VirnucproError(f"{what} has no score", hint=_CHANGED_FOLDER)
 
 
 def _measure_kind(kind: _SamplesOfKind, seed: int) -> Iterator[Figures]:
@@ -439,7 +441,7 @@ def _measure_samples(kind: _SamplesOfKind, seed: int) -> Figures:
     everything = kind.with_missing_lowest(0.0)
     everything = replace(everything, groups=_number_fragments(everything.groups.tolist()))
     low, high = scored.bootstrap(scored.is_called, seed)
-    low_of_all, high_of_all = everything.bootstrap(kind.is_called, seed)
+    overall_low, overall_high = everything.bootstrap(kind.is_called, seed)
     # Each group of a label weighs 1, whatever its size.
     _, own, sizes = np.unique(scored.sides, return_inverse=True, return_counts=True)
     measures = {
@@ -448,8 +450,8 @@ def _measure_samples(kind: _SamplesOfKind, seed: int) -> Figures:
         "high": high,
         "equal_groups": scored.measure(scored.is_called, 1.0 / sizes[own]),
         "no_orf_as_0": everything.measure(kind.is_called),
-        "no_orf_as_0_low": low_of_all,
-        "no_orf_as_0_high": high_of_all,
+        "no_orf_as_0_low": overall_low,
+        "no_orf_as_0_high": overall_high,
     }
     return {
         "n": len(kind),
@@ -469,7 +471,7 @@ def _reliability(kind: _SamplesOfKind) -> Figures:
     curve = kind.scored.reliability()
     return {
         "mean_score": curve.mean_score.round(6).tolist(),
-        "share_of_viruses": curve.share_of_viruses.round(6).tolist(),
+        "share_of_viruses": curve.virus_shares.round(6).tolist(),
         "n": curve.n.tolist(),
     }
 
@@ -575,7 +577,7 @@ def with_known_groups(
     A record has a close relative if half of its sampled k-mers are in the sketch. This corresponds
     to about 98 % identical bases, wherever the record was cut from.
     """
-    share_of_the_same = 0.5  # of 31-mers
+    max_shared_share = 0.5  # of 31-mers
     sketch = Sketch.from_sequences(sequence)
     group = np.uint64(group_digest(labelled.group))
     return [
@@ -583,7 +585,7 @@ def with_known_groups(
         for owner, (records, groups, kmers) in trained_on.items()
         if np.uint64(labelled.digest) in records
         or group in groups
-        or sketch.containment(kmers) >= share_of_the_same
+        or sketch.containment(kmers) >= max_shared_share
     ]
 
 
@@ -682,7 +684,7 @@ def _columns(row: Figures) -> dict[str, object]:
         "auroc_high": row["high"]["auroc"],
         **{name: scored[name] for name in MEASURES[1:]},
         **{f"{name}_equal_groups": row["equal_groups"][name] for name in MEASURES},
-        **{f"auroc_{name}": row[name]["auroc"] for name in OF_ALL},
+        **{f"auroc_{name}": row[name]["auroc"] for name in OVERALL_MEASURES},
         "recall_no_orf_as_0": all_samples["recall"],
         "false_positives_no_orf_as_0": all_samples["false_positives"],
     }
@@ -736,7 +738,7 @@ def summary_lines(folder: Path, figures: Figures) -> list[str]:
 def _report_line(row: Figures) -> str:
     """Format the figures of all samples. A missing score counts as the lowest."""
     all_samples = row["no_orf_as_0"]
-    auroc, low, high = (_shorten(row[name]["auroc"]) for name in OF_ALL)
+    auroc, low, high = (_shorten(row[name]["auroc"]) for name in OVERALL_MEASURES)
     name = f"{row['unit']}s, {row['length']}" if row["unit"] == "record" else "chunks"
     return (
         f"  {name:<14}{row['n']:>8}{row['n_no_orf'] / row['n']:>10.1%}  "

@@ -49,7 +49,7 @@ class _Reliability(NamedTuple):
     """
 
     mean_score: FloatArray
-    share_of_viruses: FloatArray
+    virus_shares: FloatArray
     weight: FloatArray  # weights of the bins, which sum to 1
     n: FloatArray  # sum of the sample weights
 
@@ -106,7 +106,7 @@ class Samples:
         return order, self.scores[order], self.is_virus[order]
 
     @cached_property
-    def _last_of_ties(self) -> NDArray[np.int64]:
+    def _last_tied(self) -> NDArray[np.int64]:
         """Index of the last sample per distinct score, by descending score. (n_distinct,)"""
         _, scores, _ = self._ranked
         return np.flatnonzero(np.append(scores[1:] != scores[:-1], True)[: len(scores)])
@@ -130,7 +130,7 @@ class Samples:
         sample_weights = (self.weights if weights is None else weights)[order]
         true = np.cumsum(np.where(is_virus, sample_weights, 0.0))
         false = np.cumsum(np.where(is_virus, 0.0, sample_weights))
-        last = self._last_of_ties
+        last = self._last_tied
         return scores[last], true[last], false[last]
 
     def auroc(self, weights: FloatArray | None = None) -> float:
@@ -192,7 +192,7 @@ class Samples:
         if recall is None or false_positives is None:
             return figures
         curve = self.reliability(weights)
-        gap = np.abs(curve.mean_score - curve.share_of_viruses)
+        gap = np.abs(curve.mean_score - curve.virus_shares)
         n_allowed = int(np.searchsorted(false, max_false_positives * n_other, side="right"))
         shares = true / np.maximum(true + false, np.finfo(float).tiny)
         return figures | {
