@@ -31,7 +31,8 @@ _THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM
 
 def commands_of(options: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
     """The command of each named program, which reads the file and writes into the folder."""
-    file, output = str(options.fasta), str(folder / "of_")
+    file = str(options.fasta)
+    output = str(folder / "of_")
     words = {
         "virnucpro": ["predict", "-i", file, "-o", output + "virnucpro", "--workers", "1", "-q"],
         "genomad": [

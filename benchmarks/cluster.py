@@ -89,7 +89,8 @@ def measure_tasks(n_bases: int, dim: int) -> TaskTimes:
     """Run the tasks of a small run here, one after the other."""
     register()
     with TemporaryDirectory(prefix="virnucpro-measure-") as name:
-        folder, random = Path(name), Random(1)
+        folder = Path(name)
+        random = Random(1)
         contigs = make_contigs(random, n_bases // _COVERAGE)
         fasta = write_input(folder / "input.fa", make_reads(random, contigs, n_bases))
         (folder / "speed").write_text(str(_INSTANT))
@@ -126,7 +127,9 @@ def _work(rundir: RunDir, config: PredictConfig) -> TaskTimes:
     manifest = replace(manifest, inputs=tuple(file.with_stamp() for file in manifest.inputs))
     plan = read_plan(rundir, manifest)
     assert plan is not None
-    plan_seconds, row_seconds, n_slices = list[float](), list[float](), len(plan.slices)
+    plan_seconds = list[float]()
+    row_seconds = list[float]()
+    n_slices = len(plan.slices)
     for one in plan.slices:
         with _timed() as seconds:
             part = plan.select_slices([one.index]).plan_slices(

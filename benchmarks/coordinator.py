@@ -60,7 +60,9 @@ class IdleWorker(Worker):
 
     def __init__(self, job: WorkerConfig, resources: Resources, name: str, device: str) -> None:
         assert isinstance(job, NappingJob)
-        self.job, self.resources, self.name = job, resources, name
+        self.job = job
+        self.resources = resources
+        self.name = name
         self.is_first = True
         self.handed_over = time.monotonic()
 
@@ -95,7 +97,8 @@ class IdleWorker(Worker):
 def time_coordinator(n_workers: int) -> CoordinatorRow:
     row = CoordinatorRow(n_workers=n_workers)
     try:
-        needed, available = n_workers * _BYTES_PER_WORKER, psutil.virtual_memory().available
+        needed = n_workers * _BYTES_PER_WORKER
+        available = psutil.virtual_memory().available
         if needed > 0.8 * available:
             raise UnavailableError(f"{n_workers} workers need {needed >> 30} GiB of memory")
         with TemporaryDirectory(prefix="virnucpro-measure-") as folder:

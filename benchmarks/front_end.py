@@ -72,7 +72,8 @@ def measure_front_end(
 
     Helpers are not used for inputs of less than a million bases.
     """
-    random, ways = Random(seed), dict(WAYS)
+    random = Random(seed)
+    ways = dict(WAYS)
     if n_helpers:
         ways[f"virnucpro, {n_helpers} helpers"] = partial(run_ours, n_helpers=n_helpers)
     contigs = make_contigs(random, n_bases)
@@ -243,8 +244,10 @@ def _time_in_turn(
         for name, way in ways.items():
             with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
                 run = partial(way, fasta, Path(folder))
-                started, cpu_started = time.perf_counter(), time.process_time()
+                started = time.perf_counter()
+                cpu_started = time.process_time()
                 run()
-                wall, cpu = time.perf_counter() - started, time.process_time() - cpu_started
+                wall = time.perf_counter() - started
+                cpu = time.process_time() - cpu_started
                 times[name].append((wall, cpu))
     return times

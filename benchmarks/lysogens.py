@@ -51,7 +51,8 @@ from virnucpro.viral.networks import Scorer
 from virnucpro.viral.provirus import regions_from_windows
 from virnucpro.viral.provirus_features import WindowTable
 
-SHORTEST, LONGEST = 15_000, 65_000
+SHORTEST = 15_000
+LONGEST = 65_000
 FLANKS = 120_000
 SHORTEST_JOINED = 135_000  # bases of the shortest host of joined pieces
 REPEAT = (14, 46)
@@ -79,7 +80,8 @@ def read_phages(catalogues: list[Path], part: str) -> list[str]:
     """Read one phage for each cluster of this part."""
     first: dict[str, str] = {}
     for catalogue in catalogues:
-        clusters, paths = {}, set()
+        clusters = {}
+        paths = set()
         with gzip.open(catalogue, "rt", encoding="utf-8") as lines:
             for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
                 is_phage = row["label"] == "viral" and row["kind"] == "phage"
@@ -108,7 +110,8 @@ class Maker:
 
     def __init__(self, phages: list[str], hosts: list[tuple[Path, Chromosome]], seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.phages, self.hosts = phages, hosts
+        self.phages = phages
+        self.hosts = hosts
         self.gc = np.array([gc(one.sequence) for _, one in hosts])
 
     def draw(self, low: int, high: int) -> int:
@@ -147,14 +150,17 @@ class Maker:
         path, host = self.flanks(phage)
         if is_decayed:
             phage = self.decayed(phage)
-        place, n_shared = self.draw(FLANKS // 4, 3 * FLANKS // 4), self.draw(*REPEAT)
+        place = self.draw(FLANKS // 4, 3 * FLANKS // 4)
+        n_shared = self.draw(*REPEAT)
         sequence = host[: place + n_shared] + phage + host[place:]
         return Made(sequence, ((place, place + 2 * n_shared + len(phage)),), path)
 
     def pair(self) -> Made:
-        one, other = self.phage(), self.phage()
+        one = self.phage()
+        other = self.phage()
         path, host = self.flanks(one)
-        n_shared, n_other = self.draw(*REPEAT), self.draw(*REPEAT)
+        n_shared = self.draw(*REPEAT)
+        n_other = self.draw(*REPEAT)
         place = self.draw(FLANKS // 3, FLANKS // 2)
         next_place = place + n_shared + int(self.rng.choice((0, 500, 2_000, 6_000)))
         sequence = host[: place + n_shared] + one + host[place : next_place + n_other]
@@ -208,10 +214,12 @@ def main() -> None:
         hosts = [(path, joined(records)) for path, records in files.items() if path not in whole]
         hosts = [(path, one) for path, one in hosts if len(one.sequence) > SHORTEST_JOINED]
     models = {path: learn(files, path) for path in {None, *(path for path, _ in hosts)}}
-    phages, scorer = read_phages(options.catalogues, options.part), Scorer.load_builtin()
+    phages = read_phages(options.catalogues, options.part)
+    scorer = Scorer.load_builtin()
     read_genes = partial(find_host_genes, scorer=scorer)
     figures: dict[str, list[RegionScores]] = {}
-    n_exact, n_judged = Counter[str](), Counter[str]()
+    n_exact = Counter[str]()
+    n_judged = Counter[str]()
     for seed in options.seeds:
         for kind, made in Maker(phages, hosts, seed).each(options.each):
             [items] = WindowTable.from_scores([made.sequence], scorer, STEP)

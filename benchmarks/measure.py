@@ -155,7 +155,8 @@ def variants(options: argparse.Namespace) -> Iterator[Row]:
 def peers(options: argparse.Namespace) -> Iterator[Row]:
     for model in options.models:
         with made_up(model, options.device, options.seed) as setting:
-            is_cpu, n_threads = setting.device == "cpu", read_machine({}).cores
+            is_cpu = setting.device == "cpu"
+            n_threads = read_machine({}).cores
             choice = choose_devices(ComputeOptions(device=options.device))
             n_tokens = options.tokens or _N_BATCHES_OF_VARIANTS * setting.tokens_per_batch
             comparison = Comparison(

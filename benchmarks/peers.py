@@ -228,7 +228,8 @@ class OpenVinoModel(nn.Module):
 
 def _esm_model(setting: Setting) -> nn.Module:
     """``EsmModel`` with SDPA, in float32."""
-    hub, shape = _import("transformers", "oracle"), setting.shape
+    hub = _import("transformers", "oracle")
+    shape = setting.shape
     config = hub.EsmConfig(
         vocab_size=N_TOKENS,
         hidden_size=shape.dim,

@@ -53,14 +53,17 @@ def measure_poison(
 ) -> Iterator[PoisonRow]:
     """Yield a row for the undisturbed run and one for the poisoned run."""
     with TemporaryDirectory(prefix="virnucpro-measure-") as name:
-        folder, undisturbed = Path(name), 0.0
+        folder = Path(name)
+        undisturbed = 0.0
         write_proteins(folder / "proteins.faa", n_proteins, n_poisoned, length)
         for run_name, worker in (("undisturbed", Worker), ("poisoned", CrashingWorker)):
             config = configure(folder / "proteins.faa", folder / run_name, n_workers)
-            began, cpu = time.monotonic(), os.times()
+            began = time.monotonic()
+            cpu = os.times()
             executor = ProcessExecutor(config.resources.devices, worker)
             summary = run_extract(config, executor, lambda _: None)
-            seconds, used = time.monotonic() - began, os.times()
+            seconds = time.monotonic() - began
+            used = os.times()
             undisturbed = undisturbed or seconds
             yield PoisonRow(
                 run=run_name,

@@ -99,7 +99,8 @@ def count_found(
                 starts = whole if n_bases > b - a + 2_000 else []
             for at in starts:
                 start = min(max(0, at), len(one.sequence) - n_bases) // STEP * STEP
-                low, high = max(a, start), min(b, start + n_bases)
+                low = max(a, start)
+                high = min(b, start + n_bases)
                 inside = find(one, start, n_bases, model)
                 covered = sum(max(0, min(y, high) - max(x, low)) for x, y in inside)
                 found.append(covered >= (high - low) / 2)
@@ -147,7 +148,9 @@ def learn(files: dict[Path, list[Chromosome]], without: Path | None) -> RegionMo
 
 def measure(files: dict[Path, list[Chromosome]], find: Find) -> None:
     write("contigs of", LENGTHS)
-    false, whole, end = [], [], []
+    false = []
+    whole = []
+    end = []
     for path, records in files.items():
         for one in records:
             if len(one.sequence) >= SHORTEST_HOST:

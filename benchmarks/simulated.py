@@ -180,7 +180,8 @@ class SimulatedWorker(Worker):
         (encoder,) = self.encoders
         assert isinstance(encoder, SimulatedEncoder)
         encoder.n_tokens = 0  # do not count the trials of ``Worker``
-        encoder.measured, encoder.alone = Timeline(), Timeline()
+        encoder.measured = Timeline()
+        encoder.alone = Timeline()
         self.simulated = encoder
         self.cpu_before = time.process_time()
 
@@ -214,7 +215,8 @@ class _Watch:
     def __call__(self, event: RunEvent) -> None:
         match event:
             case EmbeddingStarted(pending=pending):
-                self.cpu_before, self.n_shards = time.process_time(), len(pending)
+                self.cpu_before = time.process_time()
+                self.n_shards = len(pending)
             case ShardDone():
                 self.last_done = time.monotonic()
 
@@ -223,7 +225,8 @@ def simulate(kind: str, n_bases: int, rows: Sequence[SimulatedRow]) -> Iterator[
     """Do one run per row, all on the same synthetic contigs, or reads from them."""
     register()
     with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
-        fasta, random = Path(folder) / "input.fa", Random(1)
+        fasta = Path(folder) / "input.fa"
+        random = Random(1)
         if kind == "contigs":
             sequences = make_contigs(random, n_bases)
         else:
@@ -250,16 +253,20 @@ def write_input(fasta: Path, sequences: Iterable[str]) -> Path:
 def _simulate(fasta: Path, row: SimulatedRow, folder: Path) -> SimulatedRow:
     weights = folder / "speed"
     weights.write_text(str(row.speed / row.dilation))
-    watch, cpu_before, children_cpu = _Watch(), time.process_time(), _cpu_of_children()
+    watch = _Watch()
+    cpu_before = time.process_time()
+    children_cpu = _cpu_of_children()
     start = time.monotonic()
     config = config_of(row, fasta, folder / "run", weights)
     run_predict(config, ProcessExecutor(config.resources.devices, SimulatedWorker), watch)
-    end, cpu = time.monotonic(), time.process_time()
+    end = time.monotonic()
+    cpu = time.process_time()
     children_cpu = _cpu_of_children() - children_cpu
     devices = [json.loads(path.read_text()) for path in folder.glob("cpu*.json")]
     used = [device for device in devices if device["n_tokens"]]
     n_tokens = sum(device["n_tokens"] for device in used)
-    first, last = min(d["first"] for d in used), max(d["last"] for d in used)
+    first = min(d["first"] for d in used)
+    last = max(d["last"] for d in used)
     millions = n_tokens / 1e6
     return replace(
         row,
@@ -288,7 +295,8 @@ def _cpu_of_children() -> float:
 
 def _head(dim: int) -> Head:
     """The embedded head with random weights for vectors of this length."""
-    head, rng = Head.load(EMBEDDED_FOLDER / "head.safetensors"), np.random.default_rng(1)
+    head = Head.load(EMBEDDED_FOLDER / "head.safetensors")
+    rng = np.random.default_rng(1)
 
     def network(n_inputs: int, like: Network) -> Network:
         layers = []

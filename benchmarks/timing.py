@@ -267,7 +267,8 @@ def load_ours(setting: Setting, precision: Precision) -> TimedEncoder:
 
 def our_ways(precisions: Sequence[Precision], setting: Setting) -> list[Way]:
     """Each precision, with the kernel that a run would use."""
-    device, ways = torch.device(setting.device), []
+    device = torch.device(setting.device)
+    ways = []
     for precision in precisions:
         kernel = choose_kernel(device, DTYPES[precision], setting.shape.head_dim)
         how = f"{kernel.__name__}, {setting.tokens_per_batch} tokens"
@@ -418,7 +419,9 @@ class _Lane:
         self.n_due -= 1
 
     def fail(self, reason: str) -> None:
-        self.reason, self.n_due, self.vectors = reason, 0, None
+        self.reason = reason
+        self.n_due = 0
+        self.vectors = None
 
 
 def compare_ways(
@@ -450,7 +453,9 @@ def _measure(comparison: Comparison, lanes: Sequence[_Lane]) -> None:
 
 
 def _row(comparison: Comparison, lane: _Lane, reference: _Lane | None) -> EncoderRow:
-    lengths, way, setting = lengths_of(comparison.proteins), lane.way, lane.layout.setting
+    lengths = lengths_of(comparison.proteins)
+    way = lane.way
+    setting = lane.layout.setting
     row = EncoderRow(
         model=setting.model,
         profile=comparison.profile,
@@ -464,7 +469,8 @@ def _row(comparison: Comparison, lane: _Lane, reference: _Lane | None) -> Encode
     )
     if lane.vectors is None or reference is None or reference.vectors is None:
         return row
-    passes, rate = lane.passes, row.n_tokens / lane.seconds
+    passes = lane.passes
+    rate = row.n_tokens / lane.seconds
     forward = median(found.forward_seconds / found.seconds for found in passes)
     return replace(
         row,

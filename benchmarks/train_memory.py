@@ -58,8 +58,13 @@ SHAPES = {
     "650M": ESM2Shape(33, 1280, 20),
     "3B": ESM2Shape(36, 2560, 40),
 }
-N_FRAMES, N_RESIDUES = 32, 166  # of chunks of 500 bases
-SIZE, GIB, MIB, KIB = 500, 1 << 30, 1 << 20, 1 << 10
+# of chunks of 500 bases
+N_FRAMES = 32
+N_RESIDUES = 166
+SIZE = 500
+GIB = 1 << 30
+MIB = 1 << 20
+KIB = 1 << 10
 
 
 class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -132,7 +137,8 @@ def make_vectors(folder: Path, n_frames: int, dim: int) -> None:
     """Write frames of records, half of them viral, and a file with a random vector for each."""
     write_frames(folder / "frames", _records(n_frames), [SIZE])
     n = len(FrameStore.open(folder / "frames").all)
-    draws, blocks = np.random.default_rng(1), range(0, n, 1024)
+    draws = np.random.default_rng(1)
+    blocks = range(0, n, 1024)
     with (folder / "vectors").open("wb") as out:
         for first in blocks:
             draws.standard_normal((min(1024, n - first), dim), dtype=np.float32).tofile(out)
@@ -145,14 +151,16 @@ def _records(n_frames: int) -> Iterator[Labelled]:
     """Yield records of one chunk without T or stops on either strand: all six frames are open."""
     draws = random.Random(1)
     for number in range(n_frames // 6):
-        name, is_virus = f"r{number}", number % 2 == 0
+        name = f"r{number}"
+        is_virus = number % 2 == 0
         bases = "".join(draws.choices("ACG", k=SIZE))
         yield LabelledRecord(name, is_virus, f"g{number % 40}"), FastaRecord(name, name, bases)
 
 
 def train_head(folder: Path, is_held: bool, ranks: Ranks) -> None:
     """Train a head on the vectors of all frames, as ``virnucpro train --features`` does."""
-    begun, out = resident(), folder / f"training_{is_held}_{ranks.world_size}"
+    begun = resident()
+    out = folder / f"training_{is_held}_{ranks.world_size}"
     torch.set_num_threads(1)
     frames = FrameStore.open(folder / "frames").all
     if is_held:
@@ -185,7 +193,8 @@ def cut_encoder(shape: ESM2Shape, is_held: bool, ranks: Ranks) -> None:
 def report(ranks: Ranks, begun: int) -> None:
     """Print the memory of all ranks while all of them are running."""
     ranks.wait()
-    now, peak = psutil.Process().memory_full_info(), resource.getrusage(resource.RUSAGE_SELF)
+    now = psutil.Process().memory_full_info()
+    peak = resource.getrusage(resource.RUSAGE_SELF)
     rose = peak.ru_maxrss * KIB - begun
     found = ranks.gather((now.uss, now.pss, rose))
     if ranks.is_first:

@@ -30,7 +30,9 @@ CODONS = {
     "virus": [a + b + c for a in "ACG" for b in "AC" for c in "AC"],
     "other": [a + b + c for a in "ACG" for b in "CG" for c in "CG"],
 }
-N_GROUPS, N_BASES = 14, 1_500  # per label; per record
+# per label; per record
+N_GROUPS = 14
+N_BASES = 1_500
 BATCH = 16  # frames per step on all devices
 MODEL = "./esm2_made_up.pt"
 Command = Callable[[Sequence[str]], None]
@@ -64,7 +66,8 @@ def steps_before(epochs: int) -> list[list[str]]:
 
 
 def training(epochs: int, n_processes: int) -> list[str]:
-    batch, workers = str(BATCH // n_processes), str(n_processes)
+    batch = str(BATCH // n_processes)
+    workers = str(n_processes)
     return [
         *("train", "--data", "manifest.tsv", "--output-dir", "training/"),
         *("--model", MODEL, "--epochs", str(epochs), "--batch-size", batch),
@@ -90,7 +93,8 @@ def run(words: Sequence[str], folder: Path) -> None:
     Raises:
         subprocess.CalledProcessError: the command failed.
     """
-    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    begun = time.perf_counter()
     announce(words)
     subprocess.run([sys.executable, "-m", "virnucpro", *words], cwd=folder, check=True)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -121,7 +121,8 @@ def random_tensors(shape: ESM2Shape, device: torch.device) -> ESM2Tensors:
 
 def load_made(setting: Setting, precision: Precision, kernel: Kernel) -> TimedEncoder:
     """Make the encoder of a worker, with weights made on the device, the same in every way."""
-    device, shape = torch.device(setting.device), setting.shape
+    device = torch.device(setting.device)
+    shape = setting.shape
     use_device(device)
     model = create_esm2(
         shape, random_tensors(shape, device), shape.n_layers, DTYPES[precision], device
@@ -224,7 +225,8 @@ def try_budgets(setting: Setting, model: str, budgets: Sequence[int]) -> Iterato
     proteins = proteins_of("six-frame-500", 2 * max(budgets), seed=3)
     first = None
     for tokens in budgets:
-        row, encoder = BudgetRow(model=model, tokens_per_batch=tokens), None
+        row = BudgetRow(model=model, tokens_per_batch=tokens)
+        encoder = None
         try:
             encoder = load_plain(replace(setting, tokens_per_batch=tokens))
             time_pass(encoder, proteins)

@@ -12,7 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 SPECIAL = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
-N_LAYERS, DIM, N_HEADS, INNER, N_MERGES = 2, 24, 6, 40, 80
+N_LAYERS = 2
+DIM = 24
+N_HEADS = 6
+INNER = 40
+N_MERGES = 80
 EPS = 1e-12
 
 State = dict[str, Tensor]
@@ -21,7 +25,8 @@ State = dict[str, Tensor]
 def make_words(seed: int = 0) -> tuple[list[str], list[tuple[str, str]]]:
     """Make words and merges. "AA" and "AAAA" are among them, which overlap themselves."""
     rng = np.random.default_rng(seed)
-    words, merges = [*SPECIAL, *"ACGT"], [("A", "A"), ("AA", "AA")]
+    words = [*SPECIAL, *"ACGT"]
+    merges = [("A", "A"), ("AA", "AA")]
     words += ["AA", "AAAA"]
     while len(merges) < N_MERGES:
         left, right = (words[i] for i in rng.integers(len(SPECIAL), len(words), 2))
@@ -35,7 +40,8 @@ def merge_by_rank(text: str, words: Sequence[str], merges: Sequence[tuple[str, s
     """Return the ids of a text by the definition: apply one merge after the other, everywhere."""
     row = [letter if letter in "ACGT" else "[UNK]" for letter in text]
     for left, right in merges:
-        merged, i = [], 0
+        merged = []
+        i = 0
         while i < len(row):
             is_pair = row[i : i + 2] == [left, right]
             merged.append(left + right if is_pair else row[i])
@@ -162,7 +168,8 @@ def forward(
     type_embedding = token_type * state["embeddings.token_type_embeddings.weight"][0]
     x = norm(x + type_embedding, "embeddings.LayerNorm")
     for i in range(N_LAYERS):
-        layer, heads = f"encoder.layer.{i}", []
+        layer = f"encoder.layer.{i}"
+        heads = []
         q, k, v = linear(x, f"{layer}.attention.self.Wqkv").chunk(3, dim=1)
         width = DIM // N_HEADS
         for head, slope in enumerate(slopes(N_HEADS)):

@@ -101,7 +101,8 @@ def fair_esm_hidden(model: esm.ESM2, proteins: Sequence[str], layer: int) -> lis
 
 def worst_row(vectors: Tensor, reference: Tensor) -> float:
     """Return the largest relative L2 distance of a row from the reference."""
-    a, b = vectors.cpu().double(), reference.cpu().double()
+    a = vectors.cpu().double()
+    b = reference.cpu().double()
     assert a.shape == b.shape
     return float(((a - b).norm(dim=-1) / b.norm(dim=-1)).max())
 

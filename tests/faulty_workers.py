@@ -298,7 +298,8 @@ def _reset_allocator() -> None:
 def keeps_large_blocks() -> bool:
     """Return False if glibc maps a block of 20 MB, and so returns it when it is freed."""
     library = ctypes.CDLL(None)
-    library.malloc.restype, library.mallinfo.restype = ctypes.c_void_p, _Mallinfo
+    library.malloc.restype = ctypes.c_void_p
+    library.mallinfo.restype = _Mallinfo
     n_before = library.mallinfo().n_mapped
     block = ctypes.c_void_p(library.malloc(ctypes.c_size_t(20 << 20)))
     n_mapped = library.mallinfo().n_mapped - n_before
@@ -325,7 +326,10 @@ class FeignedGpu(Worker):
         self, job, resources, name: str, device: str, *, seed: int, share: float, n_awaited: int
     ) -> None:
         super().__init__(job, resources, name, "cpu")
-        self.gpu, self.seed, self.share, self.n_awaited = device, seed, share, n_awaited
+        self.gpu = device
+        self.seed = seed
+        self.share = share
+        self.n_awaited = n_awaited
         self.batches = job.root / "features/.batches.00000000.tmp"
 
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:

@@ -113,7 +113,8 @@ def _start(
 ) -> BaseProcess:
     with ExitStack() as stack:
         copies = [stack.enter_context(Connection(os.dup(number))) for number in streams]
-        place, variables = cwd or Path.cwd(), dict(os.environ if env is None else env)
+        place = cwd or Path.cwd()
+        variables = dict(os.environ if env is None else env)
         process = fork_server().Process(
             target=_begun, args=(run, given, copies, place, variables, _blocked_signals())
         )

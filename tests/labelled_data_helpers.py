@@ -44,7 +44,8 @@ def write_labelled(folder: Path, n_groups: int = 6, per_group: int = 2) -> Path:
     rows = ["path\tid\tlabel\tgroup\tweight\tkingdom"]
     with (folder / "data.fa").open("w") as out:
         for i in range(2 * n_groups * per_group):
-            label, group = ("virus", "other")[i % 2], i // 2 // per_group
+            label = ("virus", "other")[i % 2]
+            group = i // 2 // per_group
             bases = coding(label, 300 + 50 * (i % 11), rng)
             bases = reverse_complement(bases) if i % 3 else bases
             out.write(f">{label}/{i}_chunk_1 of a test\n{bases}\n")
@@ -59,7 +60,8 @@ def write_labelled(folder: Path, n_groups: int = 6, per_group: int = 2) -> Path:
 
 def relabelled(folder: Path, codons_of: dict[str, str], n_groups: int = 16) -> Path:
     """Return records whose bases fit the labels from ``codons_of``."""
-    path, rng = write_labelled(folder, n_groups, per_group=3), np.random.default_rng(8)
+    path = write_labelled(folder, n_groups, per_group=3)
+    rng = np.random.default_rng(8)
     records = records_of(path)
     with (folder / "data.fa").open("w") as out:
         for record in records:

@@ -310,7 +310,8 @@ def vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
     with h5py.File(folder / "features.h5") as h5:
         if "ids" not in h5:
             return {}
-        ids, rows = h5["ids"].asstr()[:].tolist(), h5["embeddings"][:]
+        ids = h5["ids"].asstr()[:].tolist()
+        rows = h5["embeddings"][:]
         ends = np.cumsum(h5["lengths"][:])
     assert len(set(ids)) == len(ids)
     by_orf = rows if len(rows) == len(ids) else np.split(rows, ends[:-1])

@@ -26,7 +26,9 @@ from virnucpro.viral.features import (
 )
 
 PAIRS = str.maketrans("ACGT", "TGCA")
-MOST_STRETCHES, LONG = 6, 20  # of a piece whose codons are counted; codons of those but one
+# of a piece whose codons are counted; codons of those but one
+MOST_STRETCHES = 6
+LONG = 20
 LETTERS = STANDARD.meanings
 TETRA = ["".join(word) for word in product("ACGT", repeat=4)]
 # how much a codon suggests a gene, in the order AAA, AAC, ...
@@ -60,7 +62,8 @@ def frames_of(sequence: str, code: GeneticCode = STANDARD) -> list[list[Stretch]
     frames = []
     for strand, bases in enumerate(strands_of(sequence)):
         for frame in range(3):
-            found, start = [], frame
+            found = []
+            start = frame
             for place in range(frame, len(bases) - 2, 3):
                 if bases[place : place + 3] in code.stops:
                     found.append(((place - start) // 3, strand, start))
@@ -123,7 +126,8 @@ def coding_sum(stretch: Stretch, sequence: str) -> int:
 
 def codons_of(stretch: Stretch, sequence: str, code: GeneticCode) -> list[str]:
     n_codons, strand, start = stretch
-    bases, synonyms = strands_of(sequence)[strand], code.standard_synonyms
+    bases = strands_of(sequence)[strand]
+    synonyms = code.standard_synonyms
     codons = (bases[place : place + 3] for place in range(start, start + 3 * n_codons, 3))
     return [synonyms.get(codon, codon) for codon in codons]
 
@@ -176,7 +180,8 @@ def switches_of(stretches: Sequence[Stretch], sequence: str) -> tuple[int, int]:
 
 def figures_of(sequence: str, code: GeneticCode) -> list[float]:
     """Return the 36 plain figures."""
-    n_bases, frames = max(1, len(sequence)), frames_of(sequence, code)
+    n_bases = max(1, len(sequence))
+    frames = frames_of(sequence, code)
     kept, n_covered = kept_of(sequence, code)
     a, c, g, t = (sequence.count(base) for base in "ACGT")
     known = max(1, a + c + g + t)
@@ -258,7 +263,9 @@ def layout_of(text: str, code: GeneticCode) -> list[float]:
     kept, _ = kept_of(sequence, code, shortest=30)
     lengths = [n_codons for n_codons, _, _ in kept]
     ordered = sorted(kept, key=lambda one: first_base(one, sequence))
-    kilobases, n, total = max(1, len(sequence)) / 1000, len(kept), sum(lengths)
+    kilobases = max(1, len(sequence)) / 1000
+    n = len(kept)
+    total = sum(lengths)
     genes = [stretch for stretch in kept if stretch[0] >= 60]
     n_switches, n_commoner = switches_of(genes, sequence)
     gaps = [
@@ -323,11 +330,13 @@ def terminal_repeats(text: str) -> tuple[int, int]:
 
 def direct_repeat(sequence: str) -> int:
     """Return the bases of the direct repeat whose first 21 agree (0: none)."""
-    half, seed = len(sequence) // 2, sequence[:21]
+    half = len(sequence) // 2
+    seed = sequence[:21]
     if half < 21 or is_plain(seed) or sequence.count(seed) > 8:
         return 0
     for n in range(half, 20, -1):
-        first, last = sequence[:n], sequence[-n:]
+        first = sequence[:n]
+        last = sequence[-n:]
         n_different = sum(a != b for a, b in zip(first, last, strict=True))
         if last.startswith(seed) and n_different <= n // 50 and not is_plain(first):
             return n
@@ -364,7 +373,8 @@ def log_odds_in_whole_numbers(
     centre = (np.rint(mean.astype(np.float64) * scale) / scale).astype(np.float32)
     levels = np.rint(((features - centre) * scale).clip(-127, 127)).astype(np.int64) + 128
     moved = (centre.astype(np.float64) - mean) / deviation
-    each, likely = [], []
+    each = []
+    likely = []
     for column, (first, second, last), n_viral in [*nets, *filter(None, [prokaryotic])]:
         here = slice(column, column + first[0].shape[1])
         first_layer = first[0], first[1] + first[0] @ moved[here]

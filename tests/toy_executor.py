@@ -23,7 +23,8 @@ class BackwardExecutor(Executor):
         self, shards: Sequence[Shard], job: WorkerConfig, resources: Resources
     ) -> Generator[WorkerEvent, None, None]:
         start = partial(self.worker, job, resources)
-        waiting, work = deque(Attempt(shard) for shard in reversed(shards)), WorkerState("toy")
+        waiting = deque(Attempt(shard) for shard in reversed(shards))
+        work = WorkerState("toy")
         while waiting:
             try:
                 for event in self._events(start(work.worker, "cpu"), work, waiting):

@@ -114,7 +114,8 @@ class Training:
 
     def trainer(self, ranks: Ranks) -> Trainer:
         torch.manual_seed(self.settings.seed)
-        learned, held_out = frames(), frames(20, seed=1)
+        learned = frames()
+        held_out = frames(20, seed=1)
         with torch.device("meta" if self.settings.fsdp and not ranks.is_first else "cpu"):
             module = self.module()
         if self.task == "residues":
@@ -135,8 +136,10 @@ class Training:
         return FrameClassifier(FrameNetwork(encoder, SHAPE.dim), classifier)
 
     def disturb(self, trainer: Trainer) -> None:
-        objective, measured = trainer.objective, iter(self.measured)
-        weight, measure = objective.weight, objective.validate
+        objective = trainer.objective
+        measured = iter(self.measured)
+        weight = objective.weight
+        measure = objective.validate
 
         def measure_and_fail(*given: object) -> dict[str, float]:
             found = measure(*given)

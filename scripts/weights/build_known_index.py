@@ -75,12 +75,17 @@ from virnucpro.viral.known import (
 )
 from virnucpro.viral.lineage import load_lineages
 
-MIN_HITS, OFFSET, KMERS_PER_HIT = 2, 1.5, 600  # hits of a known window: see ``KnownIndex.needed``
+# hits that make a window known: see ``KnownIndex.needed``
+MIN_HITS = 2
+OFFSET = 1.5
+KMERS_PER_HIT = 600
 STRENGTHS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 LENGTHS = (150, 300, 500, 1_000, 3_000, 10_000)
 SEEDS = (1, 2)
 NO_GROUP = -2  # as in known_kmers.c
-MIN_REFERENCE_KMERS, SHARE_OF_REFERENCE = 3, 0.7  # k-mers that name the family of a reference
+# k-mers that name the family of a reference: the minimum, and their share
+MIN_REFERENCE_KMERS = 3
+MIN_REFERENCE_SHARE = 0.7
 
 
 # The table of k-mers
@@ -205,7 +210,7 @@ def name_references(
         owners = table.owner[table.find(virus.digits)[1]]
         counts = np.bincount(owners[(owners > 0) & (owners < n_named)], minlength=n_named)
         best = int(counts.argmax())
-        if counts[best] >= max(MIN_REFERENCE_KMERS, SHARE_OF_REFERENCE * counts.sum()):
+        if counts[best] >= max(MIN_REFERENCE_KMERS, MIN_REFERENCE_SHARE * counts.sum()):
             found[number] = best
     return found
 
@@ -273,7 +278,8 @@ def print_figures(name: str, kinds: Sequence[str], fragments: Fragments) -> None
         figures: list[object] = [name, kind]
         for n_bases in LENGTHS:
             chosen = (fragments.n_bases == n_bases) & ((kind_by_fragment == kind) | (kind == "all"))
-            n_called, n = int(is_called[chosen].sum()), int(chosen.sum())
+            n_called = int(is_called[chosen].sum())
+            n = int(chosen.sum())
             figures.append(f"{n_called}/{n} {n_called / n:.4f}" if n else "")
         print(*figures, sep="\t", flush=True)
 
@@ -286,7 +292,8 @@ def false_calls(viruses: Fragments, cells: Fragments) -> list[dict[str, object]]
         cell_values = cells.strength[cells.n_bases == n_bases]
         ratios: list[float] = []
         for strength in STRENGTHS:
-            n_false, n_true = (cell_values >= strength).sum() + 1, (virus_values >= strength).sum()
+            n_false = (cell_values >= strength).sum() + 1
+            n_true = (virus_values >= strength).sum()
             ratio = n_false / (len(cell_values) + 1) * len(virus_values) / max(1, n_true)
             ratios.append(min([*ratios, round(float(ratio), 7)]))
         rows.append({"n_bases": n_bases, "false_per_true": ratios})

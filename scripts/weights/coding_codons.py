@@ -30,7 +30,8 @@ from virnucpro.sequences.open_codes import UNKNOWN, Digits, genetic_code
 from virnucpro.training.labelled_data import read_data_manifest, read_records
 from virnucpro.viral.windows import codon_codes, is_stop, opposite_strand
 
-N_BASES, N_FRAGMENTS = 3000, 30_000  # of each label
+N_BASES = 3000  # per fragment
+N_FRAGMENTS = 30_000  # per label
 GENE = 250  # codons of the shortest stretch that counts as a gene
 WINDOW = 50  # codons
 N_CODONS = 64

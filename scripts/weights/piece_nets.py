@@ -160,7 +160,8 @@ def _fit(
     spared = slice(fitting.spared.start - first, fitting.spared.stop - first)
     dropout = _InputDropout(fitting.input_dropout, spared, rng)
     net = _network(inputs.shape[1], lessons.n_kinds, fitting)
-    kinds, n_viral = torch.from_numpy(lessons.kind), lessons.n_viral
+    kinds = torch.from_numpy(lessons.kind)
+    n_viral = lessons.n_viral
     targets = (kinds < n_viral) * (1 - 2 * fitting.smoothing) + fitting.smoothing
     weights = torch.from_numpy(lessons.weights.astype(np.float32))
     n_batches = len(targets) // fitting.batch

@@ -16,7 +16,8 @@ import gzip
 from collections import defaultdict
 from pathlib import Path
 
-MAX_CONTIGS, SHORTEST = 8, 10_000
+MAX_CONTIGS = 8
+SHORTEST = 10_000  # bases
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ from virnucpro.viral.networks import Layer, NetworkStack, Stack, Weights
 
 N_LEVELS = 127  # of a feature, from its centre to ``CLIP``
 MEAN_LEVEL = 128  # of a feature at its centre
-GELU_STEPS, GELU_ZERO = 20, 4  # levels per unit of a GELU's output, and its level of 0
+GELU_STEPS = 20  # levels per unit of a GELU's output
+GELU_ZERO = 4  # level of an output of 0
 INNER_STEPS = 64  # steps per unit of a GELU's input
 LARGEST = 63  # weight: two of its products with levels fit into 16 bits
 FARTHEST_START = 2.0**22  # products add up to less than 2^25
@@ -53,7 +54,8 @@ def rounded(
 def _rounded(weights: Weights, biases: Weights | FloatArray, steps: _Steps) -> Layer:
     """Round a layer. A start is limited, so that sums do not overflow."""
     step, zero, unit = steps
-    weight, bias = weights.astype(np.float64), biases.astype(np.float64)
+    weight = weights.astype(np.float64)
+    bias = biases.astype(np.float64)
     smallest = np.maximum(abs(bias) / step / FARTHEST_START, np.finfo(np.float32).tiny)
     unit_scale = np.maximum(abs(weight).max(axis=2) / LARGEST, smallest)
     numbers = np.rint(weight / unit_scale[:, :, None])

@@ -54,7 +54,8 @@ class Fragments:
 
 def collect(pairs: Iterable[Labelled]) -> Collection:
     """Collect labelled records with all their bases."""
-    labelled, parts = [], []
+    labelled = []
+    parts = []
     for row, record in pairs:
         labelled.append(row)
         parts.append(encode(record.sequence))
@@ -93,7 +94,8 @@ def groups_of(
     for i, record in enumerate(collection.records):
         if record.is_virus == is_virus and collection.lengths[i] >= n_bases:
             groups[record.kingdom][record.group].append(i)
-    members, weights = [], []
+    members = []
+    weights = []
     for kingdom, by_group in sorted(groups.items()):
         named = [by_group[name] for name in sorted(by_group)]
         inside = np.array([_weight(collection, records) for records in named])
@@ -132,7 +134,9 @@ def gc_matched_weights(gc: FloatArray, is_virus: BoolArray) -> FloatArray:
 
 def gc_matched_table(gc: FloatArray, is_virus: BoolArray) -> FloatArray:
     """The weight of each label in each GC bin. (n,), (n,) -> (2, n_bins), cells first"""
-    bins, label, n_bins = np.digitize(gc, GC_EDGES), is_virus.astype(np.int64), len(GC_EDGES) + 1
+    bins = np.digitize(gc, GC_EDGES)
+    label = is_virus.astype(np.int64)
+    n_bins = len(GC_EDGES) + 1
     n_inside = np.stack([np.bincount(bins[label == row], minlength=n_bins) for row in (0, 1)])
     table = n_inside.sum(axis=0) / 2 / np.maximum(n_inside, _MIN_DIVISOR)
     balanced: FloatArray = np.minimum(table / table[label, bins].mean(), MAX_BIN_FACTOR)

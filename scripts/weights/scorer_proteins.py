@@ -116,7 +116,8 @@ def open_frames(sequence: str, shortest: int) -> Iterator[tuple[int, int, str]]:
                     first = match.end() if start < 0 else start
                 protein = residues[first : match.end()]
                 if len(protein) >= shortest and protein.count("X") <= 0.1 * len(protein):
-                    low, high = frame + 3 * first, frame + 3 * match.end()
+                    low = frame + 3 * first
+                    high = frame + 3 * match.end()
                     low, high = (low, high) if strand == 0 else (n_bases - high, n_bases - low)
                     yield low, high, protein
 

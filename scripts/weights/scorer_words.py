@@ -157,7 +157,8 @@ def _words_of_records(collection: Collection) -> Iterator[tuple[IntArray, Number
     place += collection.starts[owner]
     for first in range(0, len(owner), _PIECES_AT_ONCE):
         block = slice(first, first + _PIECES_AT_ONCE)
-        low, high = place[block][0], place[block][-1] + n_bases[block][-1]
+        low = place[block][0]
+        high = place[block][-1] + n_bases[block][-1]
         pieces = Windows(collection.digits[low:high], place[block] - low, n_bases[block])
         kept = np.stack(find_stretches(pieces))
         is_longest = np.diff(kept[0], prepend=-1) != 0
@@ -173,7 +174,8 @@ def _codons_of(pieces: Windows, stretches: IntArray) -> tuple[Digits, IntArray]:
     (4, n), the columns of ``find_stretches`` -> (n_codons,), (n_codons,)
     """
     piece, strand, start, n_codons = stretches
-    starts, ends = pieces.starts[piece], (pieces.starts + pieces.lengths)[piece]
+    starts = pieces.starts[piece]
+    ends = (pieces.starts + pieces.lengths)[piece]
     on_reverse = len(pieces.digits) - ends
     place = np.where(strand == 0, starts, on_reverse) + start
     stretch = np.repeat(np.arange(len(piece)), n_codons)
@@ -226,7 +228,8 @@ class Words:
 
 def words_in(residues: Residues, owner: IntArray) -> tuple[IntArray, Numbers]:
     """The words in concatenated residues, none across two owners: places, numbers."""
-    numbers, is_word = residues.astype(np.int64), residues < NO_RESIDUE
+    numbers = residues.astype(np.int64)
+    is_word = residues < NO_RESIDUE
     for n in (1, _STEP):  # three residues, then three times three
         base = NO_RESIDUE**n
         numbers = (numbers[: -2 * n] * base + numbers[n:-n]) * base + numbers[2 * n :]

@@ -182,8 +182,9 @@ MADE_SHARE = 40  # fragments of each label per synthetic one of each kind
 MADE_WEIGHT = 2.0
 # left out together; with few archaea among them, and none that are close relatives
 PAIRS_OF_FOLDS = ((0, 6), (1, 8), (2, 9), (3, 4), (5, 7))
-# of the fragments of short pieces, for the file's nets and for those of folds: less time to fit
-SHARE_OF_FRAGMENTS, SHARE_OF_FOLDS = 0.75, 0.5
+# shares of the fragments of short pieces, which take less time to fit
+SHARE_OF_FRAGMENTS = 0.75  # for the networks of the file
+SHARE_OF_FOLDS = 0.5  # for the networks of folds
 SEED = 3  # of the fragments for measuring the nets of folds
 KNOTS = {  # on both sides of each length where other nets begin
     150: 20_000,
@@ -353,7 +354,8 @@ def calibrate(
     data: Data, nets: Mapping[tuple[int, ...], Sequence[PieceNetworks]]
 ) -> tuple[list[Knot], list[ErrorRates], list[Kingdom]]:
     """Derive knots, and error rates of all fragments and by kingdom, from the nets of folds."""
-    knots, drawn = [], []
+    knots = []
+    drawn = []
     for n_bases, n_fragments in KNOTS.items():
         rng = np.random.default_rng([n_bases, SEED])
         fragments = draw(data.collection, n_bases, n_fragments, SHARES, rng)
@@ -483,7 +485,8 @@ def row_of(
     is_called: NDArray[np.bool_],
 ) -> tuple[str, ...]:
     """The number of called own samples, and figures on a half viral mixture."""
-    own, inside = samples.select(is_own), samples.select(is_inside)
+    own = samples.select(is_own)
+    inside = samples.select(is_inside)
     n_per_label = np.bincount(inside.is_virus, minlength=2)
     inside = replace(inside, weights=1 / n_per_label[inside.is_virus.astype(np.int64)])
     figures = inside.measure(is_called[is_inside])

@@ -83,7 +83,8 @@ MADE = -1  # the fold of synthetic sequences
 PROKARYOTIC = ("phages", "bacteria", "archaea", "bins")
 WITH_INTERVAL = ("all", "phages and prokaryotes")
 _EDGES = np.geomspace(60, 1000, 12)
-_MAX_FACTOR, _MIN_DIVISOR = 4.0, 20
+_MAX_FACTOR = 4.0
+_MIN_DIVISOR = 20
 _AT_ONCE = 2000  # proteins
 SEED = 4
 SEEDS = (0, 1, 2)
@@ -136,7 +137,8 @@ class Library:
         n_groups = int(self.group.max()) + 1
         for kind in np.unique(self.kind):
             rows = np.flatnonzero(self.kind == kind)
-            group, length = self.group[rows], self.length[rows]
+            group = self.group[rows]
+            length = self.length[rows]
             group_weights = np.bincount(group, length, n_groups) ** BASES_POWER
             inside = length if by_residue else np.ones(len(rows))
             inside = inside / np.bincount(group, inside, n_groups)[group]
@@ -214,7 +216,8 @@ class Counted:
 
     def shared_without(self, fold: int) -> Callable[[Proteins], Features]:
         """Make a function that computes k-mer features from counts without this fold."""
-        words, ratios = self._words.table({fold}), self.ratios({fold})
+        words = self._words.table({fold})
+        ratios = self.ratios({fold})
         return lambda proteins: kmer_features(proteins, words, ratios)
 
 
@@ -223,7 +226,8 @@ def occurrences(proteins: Proteins, places: Sequence[int]) -> tuple[IntArray, In
 
     The number has one digit in base 20 for each offset of the pattern.
     """
-    residues, owner = proteins.residues, proteins.owner
+    residues = proteins.residues
+    owner = proteins.owner
     n = max(0, len(residues) - places[-1])
     is_inside: BoolArray = owner[:n] == owner[len(residues) - n :]
     numbers = np.zeros(n, dtype=np.int64)
@@ -297,7 +301,8 @@ def with_made(fragments: Library, rng: np.random.Generator) -> Library:
     chosen = rng.integers(len(fragments), size=N_MADE)
     made = [rng.permutation(residues) for residues in fragments.where(chosen).each()]
     for number in range(N_MADE):
-        length, n = rng.integers(SHORTEST, LONGEST, size=3), rng.integers(2, 12)
+        length = rng.integers(SHORTEST, LONGEST, size=3)
+        n = rng.integers(2, 12)
         made.append(rng.integers(N_RESIDUES, size=length[0]).astype(np.uint8))
         made.append(np.full(length[1], number % N_RESIDUES, dtype=np.uint8))
         made.append(np.resize(rng.integers(N_RESIDUES, size=n).astype(np.uint8), length[2]))
@@ -412,7 +417,8 @@ def write_figures(
     """Write rows of the table. Without cuts, presets call their share of the cells in each row."""
     for low, high in TOLD:
         inside = (fragments.length >= low) & (fragments.length <= (high or np.inf))
-        some, values = fragments.where(inside), log_odds[inside]
+        some = fragments.where(inside)
+        values = log_odds[inside]
         called: dict[str, BoolArray] = {}
         for preset, share in FALSE_POSITIVES.items():
             cut = cuts[preset][inside] if cuts else np.quantile(values[~some.is_virus], 1 - share)

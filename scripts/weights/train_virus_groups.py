@@ -71,7 +71,9 @@ ACCESSION = re.compile(
 VAGUE = ("euk_RNA", "euk_DNA", "euk_unknown")  # kinds in catalogues
 SHARES = (0.30, 0.08, 0.20, 0.12, 0.10, 0.08, 0.08, 0.05)  # of fragments, by kind
 N_FRAGMENTS = {500: 25_000, 1_000: 25_000, 3_000: 15_000, 10_000: 7_500}
-N_HIDDEN, N_EPOCHS, N_BATCH = 64, 4, 256
+N_HIDDEN = 64
+N_EPOCHS = 4
+N_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +98,8 @@ def read_viruses(catalogues: list[Path]) -> Viruses:
     groups = Groups()
     for row in viral.values():
         groups.join(names_of(row))
-    digits, kept = [], []
+    digits = []
+    kept = []
     for path in dict.fromkeys(path for path, row in rows.values() if row["label"] == "viral"):
         for record in read_fasta(path):
             if record.id in viral:
@@ -153,7 +156,8 @@ def _name_of_cluster(rows: Sequence[Row]) -> str:
 
 def owners_of(viruses: Viruses) -> tuple[IntArray, tuple[str, ...]]:
     """The owner of the words of each virus, and the names of the clusters. (n,)"""
-    families, clusters = families_of(viruses), names_of_clusters(viruses)
+    families = families_of(viruses)
+    clusters = names_of_clusters(viruses)
     is_of_cluster = (viruses.family == "") & (clusters != "")
     names = np.unique(clusters[is_of_cluster])
     places = len(families) + np.searchsorted(names, clusters)
@@ -208,7 +212,8 @@ def _members(viruses: Viruses, n_bases: int) -> tuple[list[list[int]], FloatArra
             groups[kind, str(viruses.group[virus])].append(virus)
     names = sorted(groups)
     bases = np.array([sum(len(viruses.digits[i]) for i in groups[name]) for name in names])
-    weights, kinds = bases**0.25, np.array([kind for kind, _ in names])
+    weights = bases**0.25
+    kinds = np.array([kind for kind, _ in names])
     for kind, share in enumerate(SHARES):
         weights[kinds == kind] *= share / max(1e-9, weights[kinds == kind].sum())
     return [groups[name] for name in names], weights
@@ -229,9 +234,11 @@ def fit_net(lessons: Lessons, rows: IntArray, seed: int) -> GroupNetwork:
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     features = lessons.features[rows]
-    mean, deviation = features.mean(axis=0), features.std(axis=0) + np.float32(1e-6)
+    mean = features.mean(axis=0)
+    deviation = features.std(axis=0) + np.float32(1e-6)
     features = ((features - mean) / deviation).clip(-CLIP, CLIP)
-    inputs, kinds = torch.from_numpy(features), torch.from_numpy(lessons.kind[rows])
+    inputs = torch.from_numpy(features)
+    kinds = torch.from_numpy(lessons.kind[rows])
     net = torch.nn.Sequential(
         torch.nn.Dropout(0.3),
         torch.nn.Linear(features.shape[1], N_HIDDEN),
@@ -294,14 +301,16 @@ def measure_kinds(
         some = lessons.n_bases == n_bases
         chances = np.exp(slope * (logits[some] - logits[some].max(axis=1, keepdims=True)))
         chances /= chances.sum(axis=1, keepdims=True)
-        told, kinds = chances.argmax(axis=1), lessons.kind[some]
+        told = chances.argmax(axis=1)
+        kinds = lessons.kind[some]
         for kind, name in enumerate(KINDS):
             inside = kinds == kind
             if inside.any():
                 shares = np.bincount(told[inside], minlength=len(KINDS)) / inside.sum()
                 right = float((kinds == kind)[told == kind].mean())
                 print(n_bases, name, inside.sum(), *_shown([*shares, right]), sep="\t")
-        is_right, sure = told == kinds, chances.max(axis=1)
+        is_right = told == kinds
+        sure = chances.max(axis=1)
         print(n_bases, "all", len(kinds), *_shown([float(is_right.mean())]), sep="\t")
         for low in np.arange(0.1, 1.0, 0.1):
             inside = (sure >= low) & (sure < low + 0.1)

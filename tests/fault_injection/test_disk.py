@@ -116,7 +116,9 @@ class Calls:
 
     @contextmanager
     def below(self, folder: Path, strike: Strike = lambda *_: None) -> Iterator[None]:
-        self.folder, self.strike, self.made = str(folder), strike, []
+        self.folder = str(folder)
+        self.strike = strike
+        self.made = []
         try:
             yield
         finally:
@@ -207,7 +209,8 @@ def test_failed_system_call_is_reported_and_resumed(
     make_config, few, tiny, undisturbed, tmp_path, chaos_seed
 ):
     """Each of 16 rounds covers other calls. The input is inside the folder, so it is copied."""
-    chance, folder = random.Random(chaos_seed), emptied(tmp_path / "run")
+    chance = random.Random(chaos_seed)
+    folder = emptied(tmp_path / "run")
     inside = shutil.copy(few, folder)
     n_calls = len(CALLS.of(make_config(Path(inside), **SMALL), tiny.head))
     n_told = 0
@@ -232,7 +235,8 @@ def test_failed_system_call_is_reported_and_resumed(
 
 def test_failed_fsync_is_reported_and_resumed(make, tiny, undisturbed, tmp_path, monkeypatch):
     """Most disks report a fault at the end of a file."""
-    sync, left = os.fsync, [0]
+    sync = os.fsync
+    left = [0]
 
     def faulty(descriptor: int) -> None:
         left[0] -= 1
@@ -261,7 +265,8 @@ def test_failed_fsync_is_reported_and_resumed(make, tiny, undisturbed, tmp_path,
 def test_file_size_limit_names_the_file(make, tiny, undisturbed, tmp_path, chaos_seed):
     """In a new run, and in one where only the tables are missing."""
     sizes = {path.stat().st_size for path in undisturbed.rglob("*") if path.is_file()}
-    blamed, folder = set(), tmp_path / "run"
+    blamed = set()
+    folder = tmp_path / "run"
     for size in sorted(sizes)[chaos_seed % 3 :: 3]:
         for is_embedded in (False, True):
             shutil.rmtree(folder, ignore_errors=True)
@@ -344,7 +349,8 @@ def test_full_disk_while_training_is_resumed(tmp_path, request):
     apart = max(1, 40 // request.config.getoption("--rounds"))
     limits = [f"size={4096 * n}" for n in range(2, 82, 2 * apart)]
     limits += [f"nr_inodes={n}" for n in range(1, 22, apart)]
-    data, folder = write_labelled(tmp_path), tmp_path / "disk" / "run"
+    data = write_labelled(tmp_path)
+    folder = tmp_path / "disk" / "run"
     asked = {"finetune": True, "layers": 1, "dim": 8, "heads": 1, "epochs": 2}
     train_here(options(data, tmp_path / "undisturbed", **asked))
     names = ("model/head.safetensors", "model/model.safetensors", "held_out.tsv", "split.tsv")
@@ -401,7 +407,8 @@ def test_full_disk_in_workers_is_one_message(few, tiny, tmp_path):
 
 def test_moved_run_folder_is_reported(make, tiny, undisturbed, tmp_path, chaos_seed):
     """At any call. The run can be resumed in the new place."""
-    folder, moved = tmp_path / "run", tmp_path / "moved"
+    folder = tmp_path / "run"
+    moved = tmp_path / "moved"
     calls = CALLS.of(make(), tiny.head)
     first = calls.index(("write", "virnucpro.log"))
     for number in range(first + chaos_seed % 32, len(calls) - 8, 32):
@@ -438,7 +445,8 @@ COMMANDS: dict[str, Callable[[Path, Path], object]] = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_folder_moved_at_first_look_stays_away(tmp_path, name):
     """One lock is held from the first access to the end, so no process recreates the folder."""
-    source, folder = write_fasta(tmp_path / "in.fa", MORE), tmp_path / "run"
+    source = write_fasta(tmp_path / "in.fa", MORE)
+    folder = tmp_path / "run"
     predict(PredictOptions(input=(source,), output_dir=folder), lambda _: None)
     command = partial(COMMANDS[name], source, folder)
     with CALLS.below(folder):
@@ -455,7 +463,8 @@ def test_folder_moved_at_first_look_stays_away(tmp_path, name):
 
 
 def test_new_folder_moved_at_first_look_stays_away(tmp_path):
-    source, folder = write_fasta(tmp_path / "in.fa", MORE), tmp_path / "run"
+    source = write_fasta(tmp_path / "in.fa", MORE)
+    folder = tmp_path / "run"
     options = PredictOptions(input=(source,), output_dir=folder)
     command = partial(predict, options, lambda _: None)
     for number in range(1, 12):
@@ -466,7 +475,8 @@ def test_new_folder_moved_at_first_look_stays_away(tmp_path):
 
 def test_moved_training_folder_stays_away(tmp_path, chaos_seed, capfd):
     """At any call, and without a traceback from TensorBoard."""
-    data, folder = write_labelled(tmp_path), tmp_path / "run"
+    data = write_labelled(tmp_path)
+    folder = tmp_path / "run"
     asked = options(data, folder, encoding="composition")
     with CALLS.below(folder):
         train_here(asked)
@@ -483,7 +493,8 @@ def test_moved_training_folder_stays_away(tmp_path, chaos_seed, capfd):
 
 
 def test_rejected_options_make_no_folder(tmp_path):
-    source, folder = write_fasta(tmp_path / "in.fa", MORE), tmp_path / "run"
+    source = write_fasta(tmp_path / "in.fa", MORE)
+    folder = tmp_path / "run"
     options = PredictOptions(input=(source,), output_dir=folder, genetic_code=99)
     with pytest.raises(VirnucproError):
         predict(options, lambda _: None)
@@ -491,7 +502,8 @@ def test_rejected_options_make_no_folder(tmp_path):
 
 
 def test_folder_is_locked_while_options_are_resolved(tmp_path):
-    source, folder = write_fasta(tmp_path / "in.fa", MORE), tmp_path / "run"
+    source = write_fasta(tmp_path / "in.fa", MORE)
+    folder = tmp_path / "run"
     options = PredictOptions(input=(source,), output_dir=folder)
     predict(options, lambda _: None)
     options = replace(options, resume=True)
@@ -565,7 +577,8 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
 def damage(path: Path, harm: str, aside: Path) -> None:
     content = path.read_bytes()
-    flipped, where = bytearray(content), len(content) // 2
+    flipped = bytearray(content)
+    where = len(content) // 2
     if h5py.is_hdf5(path):
         with h5py.File(path) as stored:
             where = stored["embeddings"].id.get_offset() + 2
@@ -597,7 +610,8 @@ FEATURE_FAULTS = ["of another shard", "of another recipe", "a pipe", "a link to 
 @pytest.mark.parametrize("name", ["000001.h5", "*_copies.h5"])
 @pytest.mark.parametrize("harm", HARMS + FEATURE_FAULTS)
 def test_damaged_feature_file_is_remade(finished, make, tiny, undisturbed, tmp_path, harm, name):
-    config, second = finished, make_tiny(tmp_path / "second", seed=1).model
+    config = finished
+    second = make_tiny(tmp_path / "second", seed=1).model
     if harm == "of another recipe":
         about = {"sha256": hash_weights(second), "checkpoints": (second,), "weights": (second,)}
         run_inline(make(output=tmp_path / "other", **about), tiny.head)
@@ -609,7 +623,8 @@ def test_damaged_feature_file_is_remade(finished, make, tiny, undisturbed, tmp_p
 @pytest.mark.parametrize("harm", [None, "flipped"])
 def test_unreadable_feature_file_is_named_and_kept(make, tiny, undisturbed, harm):
     """Also when all files are read because another one is damaged."""
-    config, name = make(resume=True), "features/000001.h5"
+    config = make(resume=True)
+    name = "features/000001.h5"
 
     def start() -> None:
         shutil.rmtree(config.output, ignore_errors=True)
@@ -792,9 +807,11 @@ def test_special_file_in_place_of_a_file(finished, tiny, undisturbed, name, kind
 
 def test_add_to_a_run_with_a_damaged_table(make_config, few, tiny, tmp_path):
     """The table tells which records failed, and an input for them may be added."""
-    more, config = write_fasta(tmp_path / "more.fa", MORE), make_config(few)
+    more = write_fasta(tmp_path / "more.fa", MORE)
+    config = make_config(few)
     run_inline(config, tiny.head)
-    table, added = config.output / "predictions.tsv", make_config(few, more, resume=True, add=True)
+    table = config.output / "predictions.tsv"
+    added = make_config(few, more, resume=True, add=True)
     for content in (b"a\nb\n", b"a\tb\tc\n\xff\xfe\t\n"):
         table.write_bytes(content)
         error = ending_of(added, tiny.head)
@@ -825,7 +842,8 @@ def test_damaged_run_json_is_named(finished, tiny, undisturbed, harm):
 
 @pytest.mark.parametrize("harm", ["gone", "flipped"])
 def test_shard_damaged_during_the_run_is_remade(make, tiny, undisturbed, harm):
-    config, name = make(), "shards/000002.faa"
+    config = make()
+    name = "shards/000002.faa"
     error = ending_of(config, tiny.head, harm_after_shard_1(config, name, harm))
     assert isinstance(error, StorageError) and name in str(error)
     assert "the next start" in error.hint
@@ -835,7 +853,8 @@ def test_shard_damaged_during_the_run_is_remade(make, tiny, undisturbed, harm):
 
 @pytest.mark.parametrize("harm", ["gone", "flipped"])
 def test_feature_file_damaged_during_the_run_is_remade(make, tiny, undisturbed, harm):
-    config, name = make(), "features/000001.h5"
+    config = make()
+    name = "features/000001.h5"
     run_inline(config, tiny.head, harm_after_shard_1(config, name, harm))
     fault = {"gone": "is missing", "flipped": "is damaged or truncated"}[harm]
     assert f"{name} {fault}" in (config.output / "virnucpro.log").read_text()
@@ -869,7 +888,8 @@ def harm_after_shard_1(config, name, harm):
 )
 def test_old_results_survive_a_rejected_input(finished, make, few, tiny, tmp_path, spoil, why):
     """The faults are at the end of the input."""
-    before, bad = content_of(finished.output), tmp_path / "bad.fa"
+    before = content_of(finished.output)
+    bad = tmp_path / "bad.fa"
     bad.write_bytes(spoil(few.read_bytes()))
     for _ in range(2):
         with pytest.raises(InputError, match=why):
@@ -901,7 +921,8 @@ def test_kill_while_old_results_are_replaced(make, few, tiny, undisturbed, tmp_p
 
 def test_kill_while_an_input_is_added(make_config, few, tiny, undisturbed, tmp_path, chaos_seed):
     """At every call that moves a planned file into place, in three rounds."""
-    more, folder = write_fasta(tmp_path / "more.fa", MORE), tmp_path / "run"
+    more = write_fasta(tmp_path / "more.fa", MORE)
+    folder = tmp_path / "run"
     config = make_config(few, more, resume=True, add=True, **SMALL)
     shutil.copytree(undisturbed, folder)
     calls = CALLS.of(config, tiny.head)
@@ -981,7 +1002,8 @@ def fed(pipe: Path, source: Path) -> Iterator[None]:
     ids=["cut", "blank"],
 )
 def test_pipe_faults_name_the_pipe(make_config, tiny, tmp_path, content):
-    source, pipe = tmp_path / "source", tmp_path / "reads.fifo"
+    source = tmp_path / "source"
+    pipe = tmp_path / "reads.fifo"
     source.write_bytes(content)
     os.mkfifo(pipe)
     with fed(pipe, source), pytest.raises(InputError) as caught:

@@ -44,7 +44,8 @@ class Campaign:
         time.sleep(self.chance.uniform(0.0, longest))
 
     def resources(self) -> list[str]:
-        workers, tokens = self.chance.choice("12"), self.chance.choice(["2048", "4096"])
+        workers = self.chance.choice("12")
+        tokens = self.chance.choice(["2048", "4096"])
         return ["--resume", "--workers", workers, "--esm-batch-size", tokens]
 
     def start(self, setting: Setting, output) -> Run:
@@ -101,7 +102,8 @@ class Campaign:
 
 
 def test_random_kills_and_resumes_give_the_same_bytes(setting, tmp_path, chaos_seed):
-    campaign, output = Campaign(chaos_seed), tmp_path / "run"
+    campaign = Campaign(chaos_seed)
+    output = tmp_path / "run"
     for _ in range(campaign.chance.randint(1, 3)):
         run = campaign.start(setting, output)
         for _ in range(campaign.chance.randint(0, 2)):

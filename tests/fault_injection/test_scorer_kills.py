@@ -54,7 +54,8 @@ def outputs(folder: Path) -> dict[str, bytes]:
 
 
 def test_repeated_kills_of_a_scorer_run(setting, tmp_path, chaos_seed):
-    chance, output = random.Random(chaos_seed), tmp_path / "run"
+    chance = random.Random(chaos_seed)
+    output = tmp_path / "run"
     kept: dict[str, int] = {}
     for _ in range(chance.randint(1, 4)):
         run = Run.start(setting, output, "--resume", "--workers", chance.choice("12"))

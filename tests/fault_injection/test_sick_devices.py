@@ -56,7 +56,8 @@ def run_on(make_config, tiny, proteins):
     """Run the proteins on simulated GPUs. -> folder, summary, events"""
 
     def start(worker, gpus=GPUS, fasta=proteins, **changes):
-        config, events = make_config(fasta, **ABOUT | changes), []
+        config = make_config(fasta, **ABOUT | changes)
+        events = []
         executor = ProcessExecutor(gpus, worker)
         summary = run_inline(config, tiny.head, events.append, executor)
         return config.output, summary, events

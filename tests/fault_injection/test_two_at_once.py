@@ -289,7 +289,8 @@ def test_newer_version_continues_an_older_run(
     assert versions == [__version__, "99.0.0"]
     assert json.loads((older / "run.json").read_text())["virnucpro_version"] == "99.0.0"
     with h5py.File(older / "features" / "000000.h5") as h5:
-        name, vector = h5["ids"].asstr()[0], h5["embeddings"][0]
+        name = h5["ids"].asstr()[0]
+        vector = h5["embeddings"][0]
     assert (vectors(older)[name] == vector).all()
 
 

@@ -85,7 +85,8 @@ def test_resume_takes_a_moved_or_copied_input(fasta, tmp_path):
 @pytest.mark.parametrize("kind", ["folder", "sheet"])
 def test_resume_refuses_a_new_file_of_a_list(fasta, tmp_path, kind):
     first = fasta("a")
-    named, sheet = first.parent, tmp_path / "samples.tsv"
+    named = first.parent
+    sheet = tmp_path / "samples.tsv"
     sheet.write_text(f"sample\tpath\na\t{first}\n")
     if kind == "sheet":
         named = sheet

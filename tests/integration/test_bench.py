@@ -22,7 +22,8 @@ def measure(tmp_path, monkeypatch, **models: ESM2Shape) -> tuple[dict, list[str]
     """Return the JSON and the lines of a short measurement, for models of these shapes."""
     for name, shape in models.items():
         monkeypatch.setitem(MODELS, name, shape)
-    path, lines = tmp_path / "new" / "bench.json", []
+    path = tmp_path / "new" / "bench.json"
+    lines = []
     options = BenchOptions(models=",".join(models), device="cpu", quick=True, json=path)
     bench(options, ["virnucpro", "bench"], lambda _: None, lines.extend)
     return json.loads(path.read_text()), lines
@@ -47,7 +48,8 @@ def test_both_programs_are_measured_in_each_precision(tmp_path, monkeypatch):
 
 
 def test_cpu_limit_is_measured_on_all_threads():
-    before, seen = torch.get_num_threads(), set[int]()
+    before = torch.get_num_threads()
+    seen = set[int]()
     torch.set_num_threads(3)
     try:
         limit = _HardwareLimit(what="nothing", precision=None, unit="bytes/s")
@@ -78,7 +80,8 @@ def test_impossible_measurement_is_refused_first():
 
 
 def test_interrupted_bench_prints_its_rows(tmp_path):
-    path, said = tmp_path / "bench.json", tmp_path / "said"
+    path = tmp_path / "bench.json"
+    said = tmp_path / "said"
     read, write = os.pipe()
     with said.open("w") as out, os.fdopen(read) as errors:
         process = start(

@@ -128,7 +128,8 @@ def test_swapped_vector_is_not_used(tmp_path):
     fill(cache_in(tmp_path), "MKV", "MAA")
     (pack,) = packs(tmp_path)
     content = pack.read_bytes()
-    head, row = 24 + 2 * 32, 8 * 4
+    head = 24 + 2 * 32
+    row = 8 * 4
     rows = content[head : head + row], content[head + row :]
     pack.write_bytes(content[:head] + rows[1] + rows[0])
     assert cache_in(tmp_path).read(["MKV", "MAA"]) == {}
@@ -142,7 +143,8 @@ def test_vector_that_is_not_finite_is_not_used(tmp_path):
 
 
 def test_foreign_file_in_place_of_a_pack(tmp_path):
-    cache, folder = cache_in(tmp_path / "cache"), tmp_path / "cache"
+    cache = cache_in(tmp_path / "cache")
+    folder = tmp_path / "cache"
     fill(cache, "MKV")
     (pack,) = packs(folder)
     name = pack.name.replace(pack.name[17:49], "0" * 32)
@@ -218,7 +220,8 @@ def write_for_ever(folder: Path, number: int) -> None:
 
 
 def test_killed_writers_leave_a_valid_cache(tmp_path):
-    rng, folder = random.Random(7), tmp_path / "cache"
+    rng = random.Random(7)
+    folder = tmp_path / "cache"
     folder.mkdir()
     context = multiprocessing.get_context("fork")
     n_kills = 0
@@ -277,7 +280,8 @@ def test_second_run_embeds_nothing(predict_on, tmp_path):
 
 def test_runs_that_share_records_share_their_vectors(predict_on, tmp_path):
     records = CONTIGS.read_text().split(">")[1:]
-    one, other = tmp_path / "one.fa", tmp_path / "other.fa"
+    one = tmp_path / "one.fa"
+    other = tmp_path / "other.fa"
     one.write_text("".join(f">{record}" for record in records[:10]))
     other.write_text("".join(f">{record}" for record in reversed(records[6:])))
     predict_on("one", one, cache=tmp_path / "cache")

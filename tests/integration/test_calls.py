@@ -118,7 +118,8 @@ def test_scores_of_many_equal_single_ones_bit_by_bit() -> None:
 
 @pytest.mark.parametrize("n_decimals", [1, 3, 4, 6])
 def test_numbers_are_written_as_python_writes_them(n_decimals: int) -> None:
-    rng, scale = np.random.default_rng(n_decimals), 10.0**n_decimals
+    rng = np.random.default_rng(n_decimals)
+    scale = 10.0**n_decimals
     middles = (rng.integers(0, 1_000 * scale, 5_000) + 0.5) / scale  # between two texts
     ties = rng.integers(0, 2**20, 5_000) / 2 ** (n_decimals + 1)  # half of them are exact
     near = [np.nextafter(each, way) for each in (middles, ties) for way in (-1, 1e9)]
@@ -210,7 +211,8 @@ def test_record_is_viral_from_the_threshold_on(score, threshold, is_virus) -> No
 
 
 FAILED = frame("x", "c2", None, "no memory")
-ONE, BOTH = "1 of {} frames failed: no memory", "2 of 2 frames failed: no memory"
+ONE = "1 of {} frames failed: no memory"
+BOTH = "2 of 2 frames failed: no memory"
 
 
 @pytest.mark.parametrize(

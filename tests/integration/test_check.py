@@ -92,7 +92,8 @@ def test_tolerance_follows_layers_and_precision(tmp_path, model):
         ("bf16", 1e-3, 2e-2),
         ("fp8", 1e-2, 0.4),
     ):
-        shallow, deep = run(model, precision), run(path, precision)
+        shallow = run(model, precision)
+        deep = run(path, precision)
         assert not deep.failures, deep.report_lines()
         assert deep.oracle.row > shallow.oracle.row
         assert least < shallow.oracle.mean < most

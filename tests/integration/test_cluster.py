@@ -47,7 +47,8 @@ class Run:
     """A command in a process, and all its descendants, found by a variable that they inherit."""
 
     def __init__(self, folder: Path, arguments: list[object], environment: dict[str, str]) -> None:
-        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
         self.process = subprocess.Popen(
             [sys.executable, "-m", "virnucpro", "predict", *map(str, arguments)],
             env={**environment, MARK: self.mark},

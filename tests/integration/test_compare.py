@@ -95,7 +95,8 @@ def test_scores_pass_within_the_tolerance(result, tmp_path, score, tolerance, co
 
 
 def test_records_and_viruses_are_compared(tmp_path):
-    run, other = tmp_path / "run", tmp_path / "other"
+    run = tmp_path / "run"
+    other = tmp_path / "other"
     assert invoke("predict", "-i", CONTIGS, "-o", run, "-q")[0] == 0
     assert exit_code(run, run) == 0
     shutil.copytree(run, other)

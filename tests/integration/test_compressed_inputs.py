@@ -165,7 +165,8 @@ def test_resume_takes_a_repacked_input(tmp_path, before: str, now: str) -> None:
     expected = tmp_path / "expected"
     predict(repacked, to=expected, preset="sensitive")
     predict(repacked, to=tmp_path / "run", preset="sensitive", resume=True)
-    before_tables, now_tables = tables(expected), tables(tmp_path / "run")
+    before_tables = tables(expected)
+    now_tables = tables(tmp_path / "run")
     sample, other = (inputs_of(run)[0]["sample"] for run in (expected, tmp_path / "run"))
     for name, text in before_tables.items():
         renamed = text.replace(f"\t{sample}\t".encode(), f"\t{other}\t".encode())

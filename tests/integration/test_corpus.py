@@ -218,7 +218,8 @@ def test_malformed_file_ends_as_the_table_says(case, place, tiny, make_config, m
 @pytest.mark.parametrize("case", AS_PROCESS, ids=names(AS_PROCESS))
 def test_malformed_file_on_the_command_line(case, place, tiny) -> None:
     skip_if_impossible(case, place)
-    inputs, piped = place.inputs_of(case), FILES / "ids_with_control_characters.fa"
+    inputs = place.inputs_of(case)
+    piped = FILES / "ids_with_control_characters.fa"
     words = ["--keep-intermediate", *(f"--input={path}" for path in inputs), "-o", place.run]
     words += ["--model", tiny.model, "--head", tiny.head_file]
     words += ["--device", "cpu", "--workers", 1, "--precision", "fp32", "--quiet"]

@@ -71,7 +71,8 @@ def drawn(log: EventLog, width: int = 120, height: int = 50, **options: object) 
 def log_of(n_workers: int, n_shards_done: int = 3) -> EventLog:
     """Return an event log of workers that each finished some shards and part of another."""
     shards = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 980, "") for i in range(1000)]
-    log, memory = EventLog(), Memory(100 * GIB, 140 * GIB)
+    log = EventLog()
+    memory = Memory(100 * GIB, 140 * GIB)
     log(EmbeddingStarted(tuple(shards), 0, encoders=(ESM2,)))
     for worker in range(n_workers):
         name = f"cuda:{worker}"
@@ -144,7 +145,8 @@ def test_terminal_of_a_few_lines_has_the_total():
 
 def test_restarted_shard_counts_once(log):
     """Its worker is lost when half of shard 2 is done. Then all of it is done."""
-    half, whole = tuple(range(5)), tuple(range(10))
+    half = tuple(range(5))
+    whole = tuple(range(10))
     before = log.state.embedding.n_tokens_done
     log(BatchDone("cuda:1", SHARDS[2], half, 510, Memory(GIB, 140 * GIB)))
     assert log.state.embedding.n_tokens_done == before + 510
@@ -362,7 +364,8 @@ def test_figures_are_logged_every_few_seconds():
 
 
 def test_console_gets_warnings_and_file_gets_all(log):
-    console, file = io.StringIO(), io.StringIO()
+    console = io.StringIO()
+    file = io.StringIO()
     quiet = logging.StreamHandler(console)
     quiet.addFilter(partial(is_for_console, with_figures=False))
     with log_to_handler(logging.StreamHandler(file)), log_to_handler(quiet):
@@ -387,7 +390,8 @@ def test_user_text_is_never_markup_or_control_codes():
 
 
 def test_time_stamps_of_console_and_log():
-    console, file = Console(file=io.StringIO(), width=200), io.StringIO()
+    console = Console(file=io.StringIO(), width=200)
+    file = io.StringIO()
     with log_to_handler(ConsoleHandler(console)), log_to_handler(logging.StreamHandler(file)):
         LOGGER.warning("a warning")
     assert re.fullmatch(r"\d\d:\d\d:\d\d WARNING a warning\n", console.file.getvalue())
@@ -424,7 +428,8 @@ def test_log_lines_of_several_lines_keep_them() -> None:
 
 
 def test_training_on_a_gpu_shows_memory() -> None:
-    figures, memory = ProgressState(), Memory(3 * GIB, 80 * GIB)
+    figures = ProgressState()
+    memory = Memory(3 * GIB, 80 * GIB)
     for shown in (None, memory):
         figures.update(Progress("epoch 1 of 2", 5, 10, "frames", memory=shown))
         console = Console(file=io.StringIO(), width=100)

@@ -156,13 +156,15 @@ def test_rules_are_shares_of_cells_by_length():
 
 
 def test_records_without_a_score_are_embedded():
-    short, unknown = FastaRecord("a", "a", "ACGT" * 20), FastaRecord("b", "b", "N" * 500)
+    short = FastaRecord("a", "a", "ACGT" * 20)
+    unknown = FastaRecord("b", "b", "N" * 500)
     recipe = replace(NUCLEOTIDES, min_length=0)
     assert places_of(Records.from_records([short, unknown]), recipe, ("uncertain",)) == [0, 0]
 
 
 def test_resume_with_all_equals_all(run_on, tmp_path):
-    done, contigs = [], beginnings(tmp_path / "in.fa")
+    done = []
+    contigs = beginnings(tmp_path / "in.fa")
     run_on("steps", contigs, embed="uncertain")
     before = {path.name: path.read_bytes() for path in (tmp_path / "steps/features").glob("*.h5")}
     uncertain = records_with_vectors(tmp_path / "steps")
@@ -221,7 +223,9 @@ def test_input_added_between_rules_moves_no_shard(run_on, tmp_path):
 
 def test_later_input_or_rule_moves_no_shard():
     for history in itertools.product("ir", repeat=6):  # an input, or a rule, is added
-        n_inputs, rules, before = 1, {"uncertain": 0}, [(0, 0)]
+        n_inputs = 1
+        rules = {"uncertain": 0}
+        before = [(0, 0)]
         for event in history:
             if event == "i":
                 n_inputs += 1
@@ -299,7 +303,8 @@ def test_block_of_replaced_records_is_called(tiny):
 def test_protein_scorer_selects_proteins(run_on, tmp_path):
     run_on("run", PROTEINS, embed="viral", head=None)
     execute(PredictOptions(input=(PROTEINS,), output_dir=tmp_path / "alone"), lambda _: None)
-    run_calls, alone = calls(tmp_path / "run"), calls(tmp_path / "alone")
+    run_calls = calls(tmp_path / "run")
+    alone = calls(tmp_path / "alone")
     left = {name for name, row in run_calls.items() if row["note"] == "not embedded"}
     assert 0 < len(left) < len(run_calls)
     assert set(vectors(tmp_path / "run")) == run_calls.keys() - left

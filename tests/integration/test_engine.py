@@ -76,7 +76,8 @@ def run_by(make_config, tiny, contigs):
     """Run the contigs, or another input, with an executor. -> folder, exit code, events"""
 
     def start(executor=None, fasta=contigs, **changes):
-        config, events = make_config(fasta, **changes), []
+        config = make_config(fasta, **changes)
+        events = []
         summary = run_inline(config, tiny.head, events.append, executor)
         return config.output, summary.exit_code, events
 
@@ -120,7 +121,8 @@ def poisoned(contigs):
 def test_workers_get_ready_while_the_run_is_planned(
     make_config, tiny, contigs, undisturbed, tmp_path
 ):
-    config, watch = make_config(contigs, output=tmp_path / "early"), Watch()
+    config = make_config(contigs, output=tmp_path / "early")
+    watch = Watch()
     run_inline(config, tiny.head, watch, ProcessExecutor(["cpu"] * 2))
     assert watch.pids["reading"] == watch.started and len(watch.started) == 2
     assert_same_run(config.output, undisturbed)
@@ -129,7 +131,8 @@ def test_workers_get_ready_while_the_run_is_planned(
 def test_refused_input_ends_workers(make_config, tiny, contigs, tmp_path, caplog):
     with contigs.open("a") as out:
         out.write(">contig1\nACGT\n")
-    names, watch = [], Watch()
+    names = []
+    watch = Watch()
     for executor in (InlineExecutor(), ProcessExecutor(["cpu"] * 2, faulty_workers.StuckWorker)):
         config = make_config(contigs, output=tmp_path / str(len(names)))
         with within(60), pytest.raises(InputError, match="occurs twice"):
@@ -141,7 +144,8 @@ def test_refused_input_ends_workers(make_config, tiny, contigs, tmp_path, caplog
 
 
 def test_finished_run_starts_no_worker(make_config, tiny, contigs, tmp_path):
-    executor, (begun, finished, further) = ProcessExecutor(["cpu"]), (Watch(), Watch(), Watch())
+    executor = ProcessExecutor(["cpu"])
+    (begun, finished, further) = (Watch(), Watch(), Watch())
     run_inline(make_config(contigs), tiny.head, begun, executor)
     run_inline(make_config(contigs, resume=True, add=True), tiny.head, finished, executor)
     assert "reading" in finished.pids  # its plan was deleted with its shards
@@ -153,7 +157,8 @@ def test_finished_run_starts_no_worker(make_config, tiny, contigs, tmp_path):
 
 
 def test_workers_end_before_tables_without_shards(make_config, tiny, contigs, tmp_path):
-    executor, watch = ProcessExecutor(["cpu"]), Watch()
+    executor = ProcessExecutor(["cpu"])
+    watch = Watch()
     run_inline(make_config(contigs), tiny.head, executor=executor)
     added = write_fasta(tmp_path / "added.fa", {"added": "N" * 400})
     run_inline(make_config(contigs, added, resume=True, add=True), tiny.head, watch, executor)
@@ -162,7 +167,8 @@ def test_workers_end_before_tables_without_shards(make_config, tiny, contigs, tm
 
 def test_workers_without_shards_end_silently(make_config, tiny, tmp_path):
     fasta = write_fasta(tmp_path / "one.faa", ONE)
-    executor, watch = ProcessExecutor(["cpu"] * 3, faulty_workers.OneStuckWorker), Watch()
+    executor = ProcessExecutor(["cpu"] * 3, faulty_workers.OneStuckWorker)
+    watch = Watch()
     config = make_config(fasta, input_type="protein")
     assert run_inline(config, tiny.head, watch, executor).exit_code == 0
     assert len(watch.started) == 3 and not select_kind(WorkerLost, watch.events)
@@ -187,7 +193,8 @@ def test_gpu_gives_the_vectors_of_a_cpu(make_config, contigs, tmp_path, pooling)
     plain = make_config(contigs, output=tmp_path / "cpu", command="extract", pooling=pooling)
     run_inline(config, None, executor=InlineExecutor("cuda:0"))
     run_inline(plain, None)
-    found, expected = vectors(config.output), vectors(plain.output)
+    found = vectors(config.output)
+    expected = vectors(plain.output)
     assert found.keys() == expected.keys()
     limit = tolerance(TINY.n_layers, torch.float32, torch.float32)
     for name, vector in found.items():
@@ -306,7 +313,8 @@ def test_custom_executor_gives_the_same_run(run_by, undisturbed, poisoned, tmp_p
     lost = select_kind(WorkerLost, events)
     assert exit_code == 2 and len(lost) == 4 and not any(event.is_final for event in lost)
     assert not select_kind(ShardFailed, events)
-    expected, delivered = vectors(run_by(None, poisoned, output=tmp_path / "2")[0]), vectors(folder)
+    expected = vectors(run_by(None, poisoned, output=tmp_path / "2")[0])
+    delivered = vectors(folder)
     missing = expected.keys() - delivered.keys()
     assert sorted(name.partition("_chunk_")[0] for name in missing) == ["contig1", "contig23"]
     assert_same_vectors(delivered, {name: expected[name] for name in delivered})
@@ -319,7 +327,8 @@ def test_shard_that_kills_outside_batches_is_lost(run_by, contigs, undisturbed, 
     folder, exit_code, events = run_by(ProcessExecutor(["cpu"] * 2, worker))
     assert exit_code == 2
     assert {e.shard.index for e in select_kind(ShardFailed, events)} == {guilty}
-    expected, found = vectors(undisturbed), vectors(folder)
+    expected = vectors(undisturbed)
+    found = vectors(folder)
     assert_same_vectors(found, {name: expected[name] for name in found})
     listed = (folder / "failed_files.txt").read_text().splitlines()
     assert [line.split("|")[:2] for line in listed] == [[str(contigs), "embed"]]
@@ -491,7 +500,8 @@ def test_worker_that_never_starts_is_given_up(make_config, tiny, contigs):
 
 
 def test_startup_warnings_are_merged(make_config, tiny, contigs, tmp_path):
-    config, log = make_config(contigs, output=tmp_path / "warned"), EventLog()
+    config = make_config(contigs, output=tmp_path / "warned")
+    log = EventLog()
     events: list[RunEvent] = []
 
     def hear(event):
@@ -556,7 +566,8 @@ def test_interrupt_while_workers_end(make_config, tiny, tmp_path):
 
 
 def test_worker_that_does_not_read_delays_nobody():
-    peer, began = peer_with(), time.monotonic()
+    peer = peer_with()
+    began = time.monotonic()
     peer.child.pipe, theirs = Pipe()
     attempt = Attempt(SHARDS[0], suspects=frozenset(range(1_000_000)))
     with ThreadPoolExecutor() as pool, theirs:  # the end of this pipe ends its sender

@@ -133,7 +133,8 @@ def test_senseless_lengths_are_refused(lengths):
 
 def test_record_figures_match_the_table(ask, tiny, tmp_path):
     """A kingdom with only too short pieces has no row, and a single class has no AUROC."""
-    figures, folder = ask(), tmp_path / "evaluation"
+    figures = ask()
+    folder = tmp_path / "evaluation"
     write_report(folder, figures)
     of = records_by_fragment(folder)
     predictions = {row["record"]: row for row in rows(folder / "run" / "predictions.tsv")}
@@ -142,7 +143,8 @@ def test_record_figures_match_the_table(ask, tiny, tmp_path):
     assert {row["length"] for row in table} == {"150", "400", "whole"}
     kingdoms = [("all", ""), ("virus", "phage"), ("virus", "algal"), ("other", "bacteria")]
     for row in table:
-        subset, kingdom = row["subset"], row["kingdom"]
+        subset = row["subset"]
+        kingdom = row["kingdom"]
         assert (subset, kingdom) in kingdoms
         chosen = [
             name
@@ -195,13 +197,16 @@ def test_record_figures_match_the_table(ask, tiny, tmp_path):
 
 
 def test_chunk_figures_match_best_frames(ask, tmp_path):
-    evaluation, folder = ask(), tmp_path / "evaluation"
+    evaluation = ask()
+    folder = tmp_path / "evaluation"
     of = records_by_fragment(folder)
     frames = {
         row["Sequence_ID"]: float(row["score2"])
         for row in rows(folder / "run" / "prediction_results.txt")
     }
-    labels, scores, n_chunks = [], [], 0
+    labels = []
+    scores = []
+    n_chunks = 0
     for record in read_fasta(folder / "fragments.fa"):
         if of[record.id]["length"] != "whole":
             continue
@@ -234,9 +239,11 @@ def test_only_the_requested_part_is_scored(ask, manifest, tmp_path):
 def test_scorer_is_measured_without_a_model(manifest, tmp_path):
     asked = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES}
     options = EvaluateOptions(**asked)
-    figures, folder = evaluate(options, lambda _: None), options.output_dir
+    figures = evaluate(options, lambda _: None)
+    folder = options.output_dir
     write_report(folder, figures)
-    of, calls = records_by_fragment(folder), rows(folder / "run" / "predictions.tsv")
+    of = records_by_fragment(folder)
+    calls = rows(folder / "run" / "predictions.tsv")
     assert {(row["unit"], row["length"]) for row in figures["rows"]} == {
         ("record", length) for length in ("150", "400", "whole")
     }

@@ -175,7 +175,9 @@ def disowned_in_the_terminal(words: list[str]) -> None:
 )
 def test_closed_terminal_ends_the_run(tiny, tmp_path, run, n_records, exit_code):
     """The exit code is right without a reader for dashboard, warnings and summary."""
-    rng, output, (parent, child) = np.random.default_rng(1), tmp_path / "run", pty.openpty()
+    rng = np.random.default_rng(1)
+    output = tmp_path / "run"
+    (parent, child) = pty.openpty()
     records = {f"r{i}": open_dna(600, rng) for i in range(n_records)}
     process = start(
         *("predict", "-i", write_fasta(tmp_path / "in.fa", records), "-o", output),

@@ -115,7 +115,8 @@ def hard(tmp_path) -> list[Path]:
 @pytest.mark.parametrize("command", ["predict", "extract"])
 def test_any_number_of_helpers_gives_the_same_bytes(make_config, tiny, hard, tmp_path, command):
     head = tiny.head if command == "predict" else None
-    alone, helped = tmp_path / "alone", tmp_path / "helped"
+    alone = tmp_path / "alone"
+    helped = tmp_path / "helped"
     for folder, n_helpers in ((alone, 0), (helped, 3)):
         changes = {"command": command, "n_helpers": n_helpers, "per_file": True}
         changes |= {"keep_intermediate": True, "bytes_per_slice": 9_000}
@@ -137,7 +138,8 @@ def test_any_number_of_helpers_gives_the_same_bytes(make_config, tiny, hard, tmp
 def test_called_records_have_the_same_tables(tmp_path, monkeypatch):
     # here, where blocks are small
     monkeypatch.setattr(plan._SliceTask, "n_letters", tasks._LETTERS_AHEAD + 1)
-    fasta, folders = write_fasta(tmp_path / "in.fa", many()), []
+    fasta = write_fasta(tmp_path / "in.fa", many())
+    folders = []
     done: list[int] = []
 
     def hear(event) -> None:
@@ -189,7 +191,8 @@ def test_small_input_starts_no_process(make_config, tiny, contigs):
 @pytest.mark.parametrize("n_helpers", [0, 2])
 def test_file_damaged_during_tables_is_remade(make_config, tiny, contigs, undisturbed, n_helpers):
     """It is the last file: most records were counted before."""
-    config, done = make_config(contigs, n_helpers=n_helpers), []
+    config = make_config(contigs, n_helpers=n_helpers)
+    done = []
 
     def damage(event) -> None:
         if isinstance(event, ShardDone):
@@ -386,7 +389,8 @@ def test_first_bad_block_is_reported(n_helpers):
 
 def test_blocks_ahead_are_limited_by_memory(tmp_path):
     """The third waits until the first is done, though helpers are free."""
-    file, taken = tmp_path / "wait", []
+    file = tmp_path / "wait"
+    taken = []
     file.touch()
 
     def blocks() -> Iterator[SlowElsewhere]:

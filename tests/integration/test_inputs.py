@@ -22,7 +22,10 @@ from virnucpro.sequences.input_search import find_inputs
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.recorded_inputs import check_recorded, join_inputs
 
-A, B, C, D = b">a\nAC\n", b">b\nGT\n", b">c\nTT\n", b">d\nGG\n"
+A = b">a\nAC\n"
+B = b">b\nGT\n"
+C = b">c\nTT\n"
+D = b">d\nGG\n"
 
 
 @pytest.fixture
@@ -65,7 +68,8 @@ def hashed_pipes(run: Path, copies: Path, *contents: bytes) -> list[InputFile]:
 
 
 def test_inputs_keep_the_given_order(write, run, copies):
-    z, folder = write("z.fa"), write("folder/b.fa").parent
+    z = write("z.fa")
+    folder = write("folder/b.fa").parent
     write("folder/a.fa.gz")
     write("folder/notes.txt")
     y = write("y.fa")
@@ -222,7 +226,8 @@ def test_unexpected_alphabet_is_one_warning(write, caplog) -> None:
 
 
 def test_equal_numbers_of_both_alphabets_are_refused(write) -> None:
-    dna, protein = write("dna.fa", b">a\nACGTACGT\n"), write("protein.fa", b">c\nMKVLEFPQIL\n")
+    dna = write("dna.fa", b">a\nACGTACGT\n")
+    protein = write("protein.fa", b">c\nMKVLEFPQIL\n")
     with pytest.raises(
         InputError, match=r"dna\.fa contains nucleotides.*protein\.fa proteins"
     ) as e:

@@ -182,7 +182,8 @@ def lysogen() -> str:
 
 
 def test_strand_regions(lysogen: str) -> None:
-    finder, n_bases = ProvirusFinder.load_builtin(11), len(lysogen)
+    finder = ProvirusFinder.load_builtin(11)
+    n_bases = len(lysogen)
     records = [FastaRecord("x", "x", one) for one in (lysogen, reverse_complement(lysogen))]
     (forward, as_virus), (reverse, virus_too) = finder.find(records, [(False, True)] * 2)
     assert len(forward[0]) == 1 and abs(forward[0][0].start - 50_000) < 3_000
@@ -201,7 +202,9 @@ def assert_same_track(track: Track, other: Track, n_bases: int) -> None:
 
 def test_circle_regions(lysogen: str) -> None:
     """The same bases are in regions wherever a circle was cut open, and on either strand."""
-    finder, n_bases, found = ProvirusFinder.load_builtin(11), len(lysogen), set()
+    finder = ProvirusFinder.load_builtin(11)
+    n_bases = len(lysogen)
+    found = set()
     for first in (0, 777, 61_001, 75_500):
         turned = lysogen[first:] + lysogen[:first]
         for is_reverse in (False, True):
@@ -288,6 +291,7 @@ def test_joined_records() -> None:
     own = Scorer.load_builtin()
     [nets] = [nets for nets in own.pieces if nets.size == 500]
     scorer = replace(own, pieces=(nets,), knots=(Knot(500, 1.0, 0.0),))
-    first, second = random_dna(1_500, np.random.default_rng(7)), gc_rich(3_000, random.Random(7))
+    first = random_dna(1_500, np.random.default_rng(7))
+    second = gc_rich(3_000, random.Random(7))
     [one, other, joined], _, _ = score_block([first, second, first + 1_000 * "N" + second], scorer)
     assert joined == pytest.approx((3 * one + 6 * other) / 9, abs=1e-12)

@@ -150,7 +150,8 @@ def test_run_calls_by_scorer_and_head(joined, scorer, make_config, tmp_path):
         frames[record].setdefault(chunk[:-2], []).append(float(score))
     base = dict(zip(sequences, score_sequences(sequences.values(), scorer), strict=True))
     for name, bases in sequences.items():
-        row, frame_rows = found[name], list(frames[name].values())
+        row = found[name]
+        frame_rows = list(frames[name].values())
         value = base[name]
         if value is None:
             assert row["base_score"] == row["fdr"] == "", name
@@ -199,7 +200,8 @@ def test_threshold_of_joined_head_on_a_finished_run(joined, make_config, contigs
 
 
 def test_head_without_weight_is_announced_first(joined, make_config, contigs):
-    join, no_weight = joined.facts.join, "the head has no weight at any length"
+    join = joined.facts.join
+    no_weight = "the head has no weight at any length"
     caller = choose_classifier(ThresholdOptions(), "auto", joined)
     (said,) = caller.announcements
     assert "weights of scorer and head" in said
@@ -208,7 +210,8 @@ def test_head_without_weight_is_announced_first(joined, make_config, contigs):
     assert no_weight not in said
     knots = tuple(replace(knot, head=0.0) for knot in join.knots)
     idle = replace(joined, facts=replace(joined.facts, join=replace(join, knots=knots)))
-    config, logs = make_config(contigs), list[str]()
+    config = make_config(contigs)
+    logs = list[str]()
 
     def hear(event: object) -> None:
         if isinstance(event, BatchDone):

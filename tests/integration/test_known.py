@@ -310,7 +310,8 @@ def test_needed_hits_grow_with_lookups(window, is_known):
 
 
 def test_prophage_does_not_call_chromosome():
-    virus, host = (0, 6_000, 400, 0, 2, 390), (0, 6_000, 3, 0, 1, 2)
+    virus = (0, 6_000, 400, 0, 2, 390)
+    host = (0, 6_000, 3, 0, 1, 2)
     index = index_of({})
     for n_viral, is_known in ((0, False), (1, False), (2, False), (3, True), (5, True)):
         known = index.classify(hits_of(*[virus] * n_viral, *[host] * (5 - n_viral)), 1)
@@ -338,7 +339,8 @@ def test_records_are_judged_alone():
 
 def test_fdr_follows_prevalence_and_strength():
     index = index_of({})
-    strengths, lengths = np.array([1.0, 3.9, 4.0, 1.0]), np.array([100, 300, 300, 9_000])
+    strengths = np.array([1.0, 3.9, 4.0, 1.0])
+    lengths = np.array([100, 300, 300, 9_000])
     found = index.false_discovery_rates(strengths, lengths, 0.05)
     ratios = np.array([0.01, 0.01, 0.001, 0.001])
     assert np.allclose(found, 0.95 * ratios / (0.95 * ratios + 0.05), rtol=1e-12)
@@ -378,7 +380,8 @@ def test_lower_fdr_of_the_score_is_kept():
 
 
 def test_notes_mark_possible_integrated_copies():
-    index, virus = index_of({}), (0, 6_000, 400, 0, 2, 390)
+    index = index_of({})
+    virus = (0, 6_000, 400, 0, 2, 390)
     calls = Calls.from_calls([call_of(0.1, is_virus=False)])
     add_evidence(calls, hits_of(virus, virus, (0, 6_000, 0, 0, 0, 0)), ThresholdOptions(), index)
     assert calls.notes == ["known in 2 of 3 parts: may be a provirus"]
@@ -530,8 +533,10 @@ def test_build_indexes_a_toy_catalogue(tmp_path):
     catalogue = packed("manifest.tsv.gz", "\n".join(lines) + "\n")
     packed("a.fa.gz", f">V1 x\n{phage}\n>V2 x\n{relative}\n")
     packed("b.fa.gz", f">C1 x\n{cell}\n")
-    script, out = ROOT / "scripts/weights/build_known_index.py", tmp_path / "known.safetensors"
-    vmr, lineages = write_vmr(tmp_path), tmp_path / "lineage.json"
+    script = ROOT / "scripts/weights/build_known_index.py"
+    out = tmp_path / "known.safetensors"
+    vmr = write_vmr(tmp_path)
+    lineages = tmp_path / "lineage.json"
     options = [catalogue, "--vmr", vmr, "--lineages", lineages]
     make_lineages = [script.with_name("build_lineages.py"), lineages, vmr, catalogue]
     made = virnucpro(*make_lineages, run=run_script)

@@ -169,7 +169,8 @@ def test_encoder_in_current_folder_needs_its_path(trained, tmp_path, monkeypatch
 @pytest.mark.parametrize("kind", ["composition", "onehot-cnn", "esm2-cnn"])
 def test_encoder_is_sized_and_described(kind, trained, tiny):
     path = trained(kind).model / LEARNED_FILE
-    model, base = open_model(str(path), lambda _: None), open_model(str(tiny.model), lambda _: None)
+    model = open_model(str(path), lambda _: None)
+    base = open_model(str(tiny.model), lambda _: None)
     n_weights = sum(values.size for values in load_file(path).values())
     on_esm2 = kind.startswith("esm2")
     assert model.footprint.n_parameters == n_weights + on_esm2 * base.footprint.n_parameters

@@ -255,7 +255,8 @@ def test_built_in_lineages_name_their_source():
 
 
 def test_built_in_nodes_have_valid_taxa():
-    index, known = KnownIndex.load_builtin(), load_builtin_lineages()
+    index = KnownIndex.load_builtin()
+    known = load_builtin_lineages()
     assert index.nodes.taxa.max() < len(known.taxa)
     depth_of = np.array([len(taxon.lineage) for taxon in known.taxa])
     assert (depth_of[index.nodes.taxa] <= index.nodes.depths).all()

@@ -52,7 +52,8 @@ def test_machine_without_limits(tmp_path):
 
 
 def test_v1_limits_of_own_group(tmp_path):
-    memory, cpu = "sys/fs/cgroup/memory/job", "sys/fs/cgroup/cpu,cpuacct/job"
+    memory = "sys/fs/cgroup/memory/job"
+    cpu = "sys/fs/cgroup/cpu,cpuacct/job"
     root = make_root(
         tmp_path,
         mount("cgroup", "memory", "/sys/fs/cgroup/memory")

@@ -369,7 +369,8 @@ def test_tables_per_file_follow_resume_and_force(predicted, folder):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="it lists open files")
 def test_many_files_need_few_open_ones(make_config, tiny, tmp_path):
-    folder, rng = tmp_path / "many", np.random.default_rng(4)
+    folder = tmp_path / "many"
+    rng = np.random.default_rng(4)
     folder.mkdir()
     for i in range(100):
         (folder / f"s{i:03d}.fa").write_text(f">contig_1\n{open_dna(60, rng)}\n")
@@ -414,7 +415,8 @@ def test_repaired_sequences_come_last(predicted, make_config, tiny, folder, tmp_
         path = folder / f"{name}.fa"
         path.write_text(path.read_text().replace(POISON, MENDED))
     whole = predicted(folder, output=tmp_path / "whole", per_file=True)
-    mended, expected = by_id(config.output), by_id(whole)
+    mended = by_id(config.output)
+    expected = by_id(whole)
     assert mended == expected and len(mended) == len(rows(config.output / "predictions.tsv"))
     assert list(mended)[-2:] == ["b:contig_1", "c:contig_1"]
     assert_same_vectors(vectors(config.output), vectors(whole))
@@ -456,7 +458,8 @@ def test_called_record_with_failed_frame_is_repaired(make_config, tiny, folder, 
 
 
 def test_files_are_counted_as_their_shards_are_done(predicted, folder):
-    figures, counts = ProgressState(), []
+    figures = ProgressState()
+    counts = []
 
     def hear(event: object) -> None:
         if isinstance(event, (EmbeddingStarted, ShardDone)):
@@ -667,7 +670,8 @@ def test_repaired_mate_joins_its_sample(predicted, make_config, tiny, pairs, tmp
 
 
 def test_repaired_pair_has_the_bytes_of_a_fresh_run(predicted, pairs, tmp_path):
-    first, second = pairs / "one_R1.fastq.gz", pairs / "one_R2.fastq.gz"
+    first = pairs / "one_R1.fastq.gz"
+    second = pairs / "one_R2.fastq.gz"
     packed = second.read_bytes()
     whole = predicted(first, second, output=tmp_path / "whole")
     second.write_bytes(packed[:-20])

@@ -64,7 +64,9 @@ def make_parts(
     store: FeatureStore, sizes: Sequence[int], hidden: frozenset[str] = frozenset()
 ) -> tuple[list[IndexPart], dict[str, np.ndarray]]:
     """Write feature files with these numbers of ORFs. -> the expected rows by id"""
-    rng, parts, rows = np.random.default_rng(1), list[IndexPart](), dict[str, np.ndarray]()
+    rng = np.random.default_rng(1)
+    parts = list[IndexPart]()
+    rows = dict[str, np.ndarray]()
     for index, n_orfs in enumerate(sizes):
         lengths = rng.integers(1, 5, n_orfs).astype(np.int32)
         n_rows = lengths if store.encoder.per_residue else np.ones_like(lengths)
@@ -81,7 +83,8 @@ def make_parts(
 
 def read_merged(path: Path) -> dict[str, np.ndarray]:
     with h5py.File(path) as h5:
-        ids, lengths = h5["ids"].asstr()[:].tolist(), h5["lengths"][:]
+        ids = h5["ids"].asstr()[:].tolist()
+        lengths = h5["lengths"][:]
         values = h5["embeddings"][:]
         assert not (h5["ids"].is_virtual or h5["embeddings"].is_virtual)
         counts = lengths if h5.attrs["pooling"] == "none" else np.ones_like(lengths)
@@ -143,7 +146,8 @@ def test_vectors_can_be_mapped_into_memory(tmp_path):
     parts, rows = make_parts(store, [900, 900])
     write_merged(store, parts)
     with h5py.File(store.index) as h5:
-        offset, shape = h5["embeddings"].id.get_offset(), h5["embeddings"].shape
+        offset = h5["embeddings"].id.get_offset()
+        shape = h5["embeddings"].shape
     assert offset % 4096 == 0
     mapped = np.memmap(store.index, np.float32, "r", offset, shape)
     assert np.array_equal(mapped, np.concatenate(list(rows.values())))
@@ -402,7 +406,8 @@ def test_every_format_and_copy_is_in_the_file(make_limited, tmp_path):
     assert list((pooled.output / "features").glob("*_copies.h5"))
     residues = make_limited(10**9, pooling="none", output=tmp_path / "residues")
     run_inline(residues, None)
-    means, rows = vectors(pooled.output), vectors(residues.output)
+    means = vectors(pooled.output)
+    rows = vectors(residues.output)
     assert set(means) == set(rows) == {f"p{i}" for i in range(90)}
     for i in range(60, 90):
         assert np.array_equal(means[f"p{i}"], means[f"p{i - 60}"])

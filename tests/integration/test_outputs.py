@@ -66,7 +66,8 @@ def stored(folder: Path, spec: EncoderSpec) -> Arrays:
     arrays: Arrays = {output.name: {} for output in spec.outputs}
     for path in sorted((folder / "features").glob("*.h5")):
         with h5py.File(path) as h5:
-            ids, lengths = h5["ids"].asstr()[:], h5["lengths"][:]
+            ids = h5["ids"].asstr()[:]
+            lengths = h5["lengths"][:]
             for output in spec.outputs:
                 values = h5[output.name][:]
                 assert values.shape == output.shape(lengths)

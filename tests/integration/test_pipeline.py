@@ -97,7 +97,8 @@ def test_tables_agree_with_each_other(tiny, undisturbed):
         name, status, call, score = (
             row[column] for column in ("record", "status", "call", "virus_score")
         )
-        n_chunks, n_frames = row["n_chunks_scored"], row["n_frames_scored"]
+        n_chunks = row["n_chunks_scored"]
+        n_frames = row["n_frames_scored"]
         mine = [found for chunk, found in scores.items() if chunk.rsplit("_chunk_", 1)[0] == name]
         assert len(mine) == int(n_chunks)
         assert int(n_frames) == sum(f[0].rsplit("_chunk_", 1)[0] == name for f in frames)
@@ -114,7 +115,8 @@ def test_tables_agree_with_each_other(tiny, undisturbed):
 
 
 def test_scores_match_head_and_vectors_by_id(tiny, contigs, undisturbed):
-    found, bases = vectors(undisturbed), bases_of_frames(contigs)
+    found = vectors(undisturbed)
+    bases = bases_of_frames(contigs)
     frames = rows(undisturbed / "prediction_results.txt")
     assert len(frames) > 100
     for name, _, _, score in map(dict.values, frames):
@@ -166,7 +168,8 @@ def test_resume_embeds_missing_or_damaged_shards(make_config, tiny, contigs, und
 
 
 def test_tables_are_written_while_shards_are_embedded(predicted, contigs):
-    second_is_written, waited = Event(), []
+    second_is_written = Event()
+    waited = []
 
     def hear(event) -> None:
         match event:
@@ -180,7 +183,8 @@ def test_tables_are_written_while_shards_are_embedded(predicted, contigs):
 
 
 def test_interrupt_after_last_shard_ends_tables(make_config, tiny, contigs, monkeypatch):
-    at_last_shard, abandoned = Event(), Event()
+    at_last_shard = Event()
+    abandoned = Event()
 
     class ToldBacklog(Backlog):
         def abandon(self) -> None:
@@ -220,7 +224,8 @@ class FailingDisk(InlineExecutor):
 def test_file_damaged_twice_is_remade_then_reported(
     predicted, make_config, tiny, contigs, undisturbed
 ):
-    config, events = make_config(contigs), []
+    config = make_config(contigs)
+    events = []
     with pytest.raises(FeatureFileError, match="is damaged or truncated") as caught:
         run_inline(config, tiny.head, events.append, FailingDisk())
     assert done_shards(events) == [*range(7), 6]
@@ -456,10 +461,12 @@ def test_proteins_are_scored_one_by_one(predicted, tmp_path):
 
 def test_protein_scores_do_not_depend_on_others(predicted, tiny, tmp_path):
     """There are more proteins than are scored at once."""
-    fasta, texts = tmp_path / "proteins.faa", islice(permutations("ACDEFGHIKLMNPQRS", 3), 2_100)
+    fasta = tmp_path / "proteins.faa"
+    texts = islice(permutations("ACDEFGHIKLMNPQRS", 3), 2_100)
     fasta.write_text("".join(f">p{i}\n{''.join(text)}\n" for i, text in enumerate(texts)))
     output = predicted(fasta, residues_per_shard=100_000)
-    found, table = vectors(output), rows(output / "predictions.tsv")
+    found = vectors(output)
+    table = rows(output / "predictions.tsv")
     assert len(table) == 2_100
     for row in table:
         assert tiny.head.classify(found[row["record"]][None])[0] == float(row["virus_score"])
@@ -505,7 +512,8 @@ def test_calls_use_bfloat16_vectors_as_stored(predicted, make_config, tiny, cont
     events: list[object] = []
     run_inline(config, tiny.head, events.append)
     assert not any(isinstance(event, BatchDone) for event in events), "all are in the cache"
-    stored, expected = vectors(config.output), vectors(full)
+    stored = vectors(config.output)
+    expected = vectors(full)
     assert stored.keys() == expected.keys()
     for name, vector in stored.items():
         assert np.array_equal(vector, torch.from_numpy(expected[name]).bfloat16().float().numpy())

@@ -62,7 +62,8 @@ NOWHERE = "http://127.0.0.1:1"
 class Classifier(nn.Module):
     """The original's classifier, which pickles name as in the original program."""
 
-    __module__, __qualname__ = "__main__", "MLPClassifier"
+    __module__ = "__main__"
+    __qualname__ = "MLPClassifier"
 
     def __init__(self, n_inputs: int, n_hidden: int) -> None:
         super().__init__()
@@ -80,7 +81,8 @@ class Classifier(nn.Module):
 def classifier(monkeypatch) -> Classifier:
     """A classifier in training mode. Each weight and statistic changes the result."""
     monkeypatch.setattr(sys.modules["__main__"], "MLPClassifier", Classifier, raising=False)
-    module, generator = Classifier(DIM, 8), torch.Generator().manual_seed(3)
+    module = Classifier(DIM, 8)
+    generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for tensor in (*module.parameters(), module.bn1.running_mean):
             tensor.copy_(0.2 * torch.randn(tensor.shape, generator=generator))
@@ -251,7 +253,8 @@ def test_bundle_is_downloaded_by_one_command(brought, monkeypatch):
         whole((brought / Path(request.path).name).read_bytes())(request)
 
     with serving(answer) as (address, _):
-        folder, bundle = DNABERT_S["dnabert-s"], BUNDLES["virnucpro-500"]
+        folder = DNABERT_S["dnabert-s"]
+        bundle = BUNDLES["virnucpro-500"]
         files = tuple(replace(file, url=f"{address}/{file.name}") for file in folder.files)
         monkeypatch.setitem(DNABERT_S, "dnabert-s", replace(folder, files=files))
         head = replace(bundle.head, url=f"{address}/500_model.pth")

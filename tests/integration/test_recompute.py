@@ -116,11 +116,13 @@ def extracted(make_run, proteins) -> Path:
 @pytest.fixture(scope="module")
 def called(tmp_path_factory) -> Iterator[Path]:
     """A run of the scorer, with regions, several slices and blocks, and tables per file."""
-    folder, rng = tmp_path_factory.mktemp("called"), np.random.default_rng(8)
+    folder = tmp_path_factory.mktemp("called")
+    rng = np.random.default_rng(8)
     sources = []
     for name in "ab":
         records = {f"{name}{i}": open_dna(1200, rng) for i in range(100)}
-        host, phage = host_dna(60_000, rng), phage_dna(20_000, rng)
+        host = host_dna(60_000, rng)
+        phage = phage_dna(20_000, rng)
         records |= {"host": host[:30_000] + phage + host[30_000:], "shared": random_dna(900, rng)}
         sources.append(write_fasta(folder / f"{name}.fa", records))
     run_scorer(*sources, output_dir=folder / "run", per_file=True)
@@ -286,7 +288,8 @@ def test_copies_with_other_vectors_are_found(extracted):
 def test_vectors_of_other_proteins_are_found(extracted):
     """The file of another shard, with the label of this one."""
     one, two = (extracted / f"features/00000{i}.h5" for i in (0, 1))
-    label, other = read_label(one, {}), read_label(two, {})
+    label = read_label(one, {})
+    other = read_label(two, {})
     write_embeddings(
         one, read_embeddings(two, other.attributes), label.attributes, SafeDir(extracted)
     )

@@ -105,10 +105,12 @@ def test_genes_are_the_cds_of_a_gff3_file(tmp_path):
 def truth(tmp_path_factory) -> tuple[Path, Path]:
     """Three chromosomes with a virus each, and the table of the viruses."""
     folder = tmp_path_factory.mktemp("truth")
-    lines, records = ["seq_id\tstart\tend\tkind\tname"], {}
+    lines = ["seq_id\tstart\tend\tkind\tname"]
+    records = {}
     for number in range(3):
         rng = np.random.default_rng(number)
-        host, start = host_dna(90_000, rng), 30_000 + 900 * number
+        host = host_dna(90_000, rng)
+        start = 30_000 + 900 * number
         records[f"c{number}"] = host[:start] + phage_dna(20_000, rng) + host[start:]
         lines.append(f"c{number}\t{start}\t{start + 20_000}\tprophage\tp{number}")
     table = folder / "truth.tsv"
@@ -239,7 +241,8 @@ def test_equal_chromosomes_teach_no_region_model():
 
 def test_chromosome_is_left_out_with_its_file():
     first, second, third = map(chromosome, range(3))
-    host, other = chromosome(3).items, chromosome(4).items
+    host = chromosome(3).items
+    other = chromosome(4).items
     genomes = [([first, second], host), ([third], None), ([], other)]
     names = [
         (one.name, [item.name for item in others]) for one, others, _ in leave_one_out(genomes)

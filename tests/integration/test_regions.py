@@ -167,7 +167,8 @@ def test_departure_likelihood_sums_all_paths(chain):
 
 
 def test_host_level_follows_its_gc():
-    gc, level = np.array([0.3, 0.31, 0.5, 0.51]), np.array([-1.0, -1.2, -4.0, -4.2])
+    gc = np.array([0.3, 0.31, 0.5, 0.51])
+    level = np.array([-1.0, -1.2, -4.0, -4.2])
     levels = Levels.from_values(gc, level)
     assert levels.index_at(0.3) == pytest.approx(-1.1, abs=0.05)
     assert levels.index_at(0.5) == pytest.approx(-4.1, abs=0.05)
@@ -222,7 +223,8 @@ def test_proteins_decide_doubtful_pieces():
     level = OWN.levels.index_at(OWN.host.gc)
     log_odds = rng.normal(level, 1.0, 399)
     log_odds[160:220] += 2
-    items, sequence = items_of(log_odds, OWN), random_dna(200_000, rng)
+    items = items_of(log_odds, OWN)
+    sequence = random_dna(200_000, rng)
     usual = OWN.genes.index_at(OWN.host.gc)
     for above, n_regions in ((0.0, 0), (3.0, 1)):
         read = genes_like(usual + above)
@@ -269,7 +271,8 @@ def test_short_record_is_a_provirus_if_far_above_hosts():
     ):
         log_odds = rng.normal(OWN.levels.index_at(gc) + 3, 1.0, n_bases // 500 - 1)
         read = genes_like(OWN.genes.index_at(gc) + above)
-        items, sequence = items_of(log_odds, OWN), random_dna(n_bases, rng)
+        items = items_of(log_odds, OWN)
+        sequence = random_dna(n_bases, rng)
         regions, _ = regions_from_windows(sequence, items, OWN, read, is_virus=False)
         assert [tuple(one[:3]) for one in regions] == [(0, n_bases, "provirus")] * is_region
 
@@ -545,7 +548,8 @@ TRNA = "GCCCGGATAGCTCAGTCGGTAGAGCAGGGGATTGAAAATCCCCGTGTCCTTGGTTCGATTCCGAGTCCGGGC
 
 def test_trna_end_on_either_strand():
     rng = np.random.default_rng(7)
-    before, behind = random_dna(500, rng), random_dna(300, rng)
+    before = random_dna(500, rng)
+    behind = random_dna(300, rng)
     sequence = before + TRNA + behind
     assert find_trna_ends(sequence) == [500 + len(TRNA)]
     assert find_trna_ends(reverse_complement(sequence)) == [300]
@@ -580,7 +584,8 @@ def test_provirus_counts_by_the_threshold():
 
 
 def test_genes_of_both_strands_with_log_odds():
-    gene, scorer = open_dna(600, np.random.default_rng(8)), ProvirusFinder.load_builtin(11).scorer
+    gene = open_dna(600, np.random.default_rng(8))
+    scorer = ProvirusFinder.load_builtin(11).scorer
     letters = STANDARD.meanings
     stops = "TAACTAACTAATTAGTTAGTTA"  # in all frames of both strands
     for is_turned, turned in enumerate((gene, reverse_complement(gene))):
@@ -625,7 +630,8 @@ def test_regions_do_not_depend_on_neighbours(tmp_path, once, chromosomes):
 
 
 def test_regions_option_on_a_finished_run(tmp_path, once):
-    source, folder = once.parent / "in.fa", tmp_path / "run"
+    source = once.parent / "in.fa"
+    folder = tmp_path / "run"
     predict(source, to=folder, regions=False)
     plain = rows(folder / "predictions.tsv")
     assert not any((folder / name).exists() for name in FILES)
@@ -644,7 +650,8 @@ IN_ITS_OWN_WAY = (".json", ".log", ".html", ".scores")
 def test_regions_command_equals_predict(tmp_path, chromosomes):
     """For a run of two files with equal ids and tables per file, and again when repeated."""
     sources = [write(tmp_path / name, **chromosomes) for name in ("a.fa", "b.fa")]
-    once, later = tmp_path / "once", tmp_path / "later"
+    once = tmp_path / "once"
+    later = tmp_path / "later"
     predict(*sources, to=once, per_file=True)
     predict(*sources, to=later, per_file=True, regions=False)
     assert not any((later / name).exists() for name in FILES)
@@ -692,7 +699,8 @@ def test_regions_keep_the_warnings_of_the_report(tmp_path, chromosomes):
 
 def test_regions_command_uses_the_runs_model(tmp_path, chromosomes, tiny):
     """The run names it, or it is next to the head of the model that embedded."""
-    source, folder = write(tmp_path / "in.fa", host=chromosomes["host"]), tmp_path / "run"
+    source = write(tmp_path / "in.fa", host=chromosomes["host"])
+    folder = tmp_path / "run"
     own = tmp_path / "model" / "regions.json"
     shutil.copytree(tiny.model, own.parent)
     shutil.copy(tiny.head_file, own.with_name("head.safetensors"))
@@ -820,7 +828,8 @@ def test_tracks_hold_pieces_of_searched_records(once, chromosomes):
 
 def test_region_over_the_origin_has_two_parts():
     """The same bases are reported wherever the circle was cut open."""
-    rng, finder = np.random.default_rng(11), ProvirusFinder.load_builtin(11)
+    rng = np.random.default_rng(11)
+    finder = ProvirusFinder.load_builtin(11)
     host = genes_dna(200_000, rng, 300, USUAL_IN_HOST)  # the hairpins of others are repeats
     bases = host[:90_000] + phage_dna(30_000, rng) + host[90_000:]
     spans = {}
@@ -888,7 +897,8 @@ def test_header_can_declare_a_circle(header, expected):
 
 def test_direct_repeats_are_the_ends():
     rng = np.random.default_rng(8)
-    bases, att = random_dna(60_000, rng), "GCTTTTTTATACTAA"
+    bases = random_dna(60_000, rng)
+    att = "GCTTTTTTATACTAA"
     sequence = bases[:20_000] + att + bases[20_000:45_000] + att + bases[45_000:]
     log_odds = rng.normal(-4, 1, 119)
     log_odds[40:90] += 7
@@ -909,7 +919,8 @@ ATT = "CTTCTAAGTCGTGGGCCGCAGGTTCGAATCCTGCAGGGCGCGCCATT"  # of DLP12 in the gene 
 
 def repeats_of(word: str, *, elsewhere: str = "") -> list[Repeat]:
     """Return repeats around (40_000, 60_000), with a word from 45_000 and up to 70_000."""
-    bases, size = random_dna(200_000, np.random.default_rng(11)), len(word)
+    bases = random_dna(200_000, np.random.default_rng(11))
+    size = len(word)
     bases = bases[:45_000] + word + bases[45_000 + size : 70_000 - size] + word + bases[70_000:]
     record = RecordText(bases + elsewhere)
     return Repeat.from_ends(record, (40_000, 60_000), (0, len(bases)), 20_000)
@@ -924,7 +935,8 @@ def test_repeat_far_from_the_ends_must_be_long():
 
 def test_repeats_elsewhere_are_a_family():
     assert not repeats_of(ATT, elsewhere=ATT)
-    far, many = "N" * 2**24, 100 * ATT
+    far = "N" * 2**24
+    many = 100 * ATT
     assert not repeats_of(ATT, elsewhere=many + far)
     assert repeats_of(ATT, elsewhere=far + many), "counted as far as most genomes are long"
 
@@ -934,7 +946,8 @@ def test_terminators_are_no_attachment_sites():
     assert not repeats_of(f"AAAAA{stem}TTCG{reverse_complement(stem)}TTTTT")
     gene = random_dna(1_000, np.random.default_rng(12))
     assert not repeats_of(gene)
-    left, right = gene[:300] + "A" + gene[301:], gene[:300] + "C" + gene[301:]
+    left = gene[:300] + "A" + gene[301:]
+    right = gene[:300] + "C" + gene[301:]
     bases = random_dna(200_000, np.random.default_rng(13))
     record = bases[:45_000] + left + bases[46_000:69_000] + right + bases[70_000:]
     text = RecordText(record)
@@ -990,7 +1003,8 @@ def test_neighbours_bounded_by_repeats_stay_apart():
 def test_virus_next_to_a_bounded_one():
     """Also if a search around both finds the repeat of the first."""
     bases = random_dna(180_000, np.random.default_rng(12))
-    first, second = (50_000, 88_000), (90_000, 106_000)
+    first = (50_000, 88_000)
+    second = (90_000, 106_000)
     one = bases[:87_975] + bases[50_000:50_025] + bases[88_000:]
     two = one[:105_975] + one[90_000:90_025] + one[106_000:]
     run = ViralRun(100, 212, 50_300, 105_800)
@@ -1001,7 +1015,8 @@ def test_virus_next_to_a_bounded_one():
         (one, 0.1, [first]),
     ):
         evidence = np.zeros(359)
-        evidence[100:176], evidence[180:212] = 0.5, second_evidence
+        evidence[100:176] = 0.5
+        evidence[180:212] = second_evidence
         repeats = repeats_by(evidence, sequence)
         around = repeats.from_window(run, (0, 180_000))
         assert around is not None
@@ -1019,13 +1034,15 @@ def test_run_with_a_rarer_repeat_wins():
     evidence = np.zeros(359)
     evidence[100:176] = 0.5
     repeats = repeats_by(evidence, lysogen)
-    by_pieces, apart = ViralRun(100, 176, 50_300, 88_200), ViralRun(240, 280, 120_000, 140_000)
+    by_pieces = ViralRun(100, 176, 50_300, 88_200)
+    apart = ViralRun(240, 280, 120_000, 140_000)
     parts = [ViralRun(100, 110, 50_300, 55_000), ViralRun(120, 190, 60_000, 95_000)]
     assert repeats.confirmed([*parts, apart], [by_pieces]) == [by_pieces, apart]
     assert repeats.confirmed([apart], [by_pieces]) == [apart], "no protein says so"
     without = repeats_by(evidence, bases)
     assert without.confirmed(parts, [by_pieces]) == parts
-    both, long = ViralRun(100, 240, 50_300, 120_000), evidence.copy()
+    both = ViralRun(100, 240, 50_300, 120_000)
+    long = evidence.copy()
     for rest_evidence, kept in ((0.5, [ViralRun(176, 240, 88_200, 120_000)]), (0.1, [])):
         long[177:240] = rest_evidence
         repeats = repeats_by(long, lysogen)
@@ -1126,7 +1143,8 @@ def test_lambda_is_found_between_its_repeat():
     host = next(read_fasta(SHARED / "inputs/ecoli_K12_MG1655_GCF_000005845.2.fna.gz")).sequence
     phage = next(read_fasta(SHARED / "inputs/lambda_virus.fa")).sequence
     lysogen = host[600_000:807_342] + phage[27_738:] + phage[:27_723] + host[807_327:1_100_000]
-    start, end = 207_327, 255_829 + 15
+    start = 207_327
+    end = 255_829 + 15
     regions = find(ProvirusFinder.load_builtin(11), lysogen)
     [region] = [one for one in regions if one.end > start - 20_000 and one.start < end + 20_000]
     assert (region.start, region.end, region.att) == (start, end, "GCTTTTTTATACTAA")
@@ -1136,7 +1154,8 @@ def test_lambda_is_found_between_its_repeat():
 def test_end_moves_over_known_bases():
     phage = next(read_fasta(SHARED / "inputs/lambda_virus.fa")).sequence
     record = 3_000 * "AC" + phage[:9_000] + 3_000 * "AC"
-    first, second = ViralRun(0, 1, 8_000, 10_000), ViralRun(2, 3, 12_300, 13_000)
+    first = ViralRun(0, 1, 8_000, 10_000)
+    second = ViralRun(2, 3, 12_300, 13_000)
     [alone] = extend_known([first], record, 20_000)
     assert 5_500 <= alone.start_base <= 6_000
     assert 15_000 <= alone.end_base <= 15_500

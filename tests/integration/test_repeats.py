@@ -132,7 +132,8 @@ def test_reverse_complement_shares_frames(make_config, tiny, tmp_path):
     assert summary.records.n_frames == 2 * n_embedded(events) > 0
     found = vectors(config.output)
     for i in range(1, 11):
-        forward, backward = f"plus_chunk_{i}F1", f"minus_chunk_{11 - i}R1"
+        forward = f"plus_chunk_{i}F1"
+        backward = f"minus_chunk_{11 - i}R1"
         assert np.array_equal(found[forward], found[backward])
     headers = [
         line
@@ -159,7 +160,8 @@ def test_without_pooling_a_copy_has_a_row_per_residue(make_config, tiny, repeate
     run_inline(config, None)
     expected = vectors_alone(tiny, proteins, residues_only)
     with h5py.File(config.output / "features.h5") as h5:
-        ids, lengths = h5["ids"].asstr()[:].tolist(), h5["lengths"][:]
+        ids = h5["ids"].asstr()[:].tolist()
+        lengths = h5["lengths"][:]
         rows = np.split(h5["embeddings"][:], np.cumsum(lengths)[:-1])
     assert sorted(ids) == sorted(proteins)
     assert all(np.array_equal(found, expected[i]) for i, found in zip(ids, rows, strict=True))

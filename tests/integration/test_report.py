@@ -59,7 +59,8 @@ def test_report_command_equals_predict(tmp_path):
     before = path.read_bytes()
     assert report_folder(tmp_path / "run") == path
     assert path.read_bytes() == before
-    page, table = Page(path), rows(tmp_path / "run/predictions.tsv")
+    page = Page(path)
+    table = rows(tmp_path / "run/predictions.tsv")
     columns = page.data["columns"]
     assert page.ids == [row["record"] for row in table] and len(table) == 16
     for name, figure in {

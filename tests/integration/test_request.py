@@ -67,7 +67,8 @@ def kept(monkeypatch, tmp_path) -> Path:
 
 def test_built_in_model_comes_with_its_head(options):
     config = resolve(options(command="predict", model=TINY_MODEL, calls="head"), lambda _: None)
-    head, folder = config.classifier.frame_head, embedded_head().with_name(TINY_MODEL)
+    head = config.classifier.frame_head
+    folder = embedded_head().with_name(TINY_MODEL)
     assert config.checkpoints == (folder.resolve(),)
     assert config.recipe.encoders[0].model == TINY_MODEL == "virnucpro-tiny"
     assert config.recipe.encoders[0].sha256 == hash_file(folder / "model.safetensors")
@@ -251,10 +252,12 @@ def test_run_of_another_model_is_refused_first(options, monkeypatch, tmp_path, n
 
 def test_other_weights_of_a_published_name_are_refused(options, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    name, path = "esm2_t6_8M_UR50D", download.hub_folder() / "esm2_t6_8M_UR50D.pt"
+    name = "esm2_t6_8M_UR50D"
+    path = download.hub_folder() / "esm2_t6_8M_UR50D.pt"
     path.parent.mkdir(parents=True)
     save_fair_esm(make_fair_esm(TINY), path)
-    digest, shape = hash_file(path), {"n_layers": TINY.n_layers, "dim": TINY.dim}
+    digest = hash_file(path)
+    shape = {"n_layers": TINY.n_layers, "dim": TINY.dim}
     file = RemoteFile(url=f"http://127.0.0.1:1/{name}.pt", sha256=digest)
     published = Published(**shape, n_heads=TINY.n_heads, files=(file,))
     monkeypatch.setitem(FAMILIES["esm2"].published, name, published)

@@ -144,7 +144,8 @@ def run_alone(told_by: Callable[[Path], None], told: Path) -> int:
 
 
 def memory_of_planning(folder: Path, n_records: int) -> int:
-    fasta, told = folder / f"{n_records}.fa", folder / f"{n_records}.json"
+    fasta = folder / f"{n_records}.fa"
+    told = folder / f"{n_records}.json"
     write_reads(fasta, n_records)
     return run_alone(partial(plan_reads, fasta, n_records), told)
 
@@ -172,7 +173,8 @@ def test_files_are_compared_in_9_bytes_per_record(tmp_path, request):
     """
     peaks = []
     for n_records in (FEW_RECORDS, request.config.getoption("--records")):
-        path, other = tmp_path / f"{n_records}.fa", tmp_path / "other.fa"
+        path = tmp_path / f"{n_records}.fa"
+        other = tmp_path / "other.fa"
         write_reads(path, n_records)
         other.write_text(">another\nACGT\n")
         peaks.append(run_alone(partial(survey_reads, [path, other]), tmp_path / "told.json"))
@@ -257,7 +259,8 @@ def read_merged(path: Path, n_files: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     with h5py.File(path) as h5:
-        ids, vectors = h5["ids"].asstr()[:].tolist(), h5["embeddings"][:]
+        ids = h5["ids"].asstr()[:].tolist()
+        vectors = h5["embeddings"][:]
     assert ids == [f"p{i}" for i in range(n_files)]
     assert np.isfinite(vectors).all()
 

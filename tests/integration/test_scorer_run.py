@@ -116,7 +116,8 @@ def test_preset_is_a_share_of_false_positives(tmp_path, preset, share):
     scorer = Scorer.load_builtin()
     log_odds = list(score_sequences(many().values(), scorer))
     lengths = np.array([len(bases) for bases in many().values()])
-    rates, kingdoms = scorer.select_error_rates("nucleotide"), kingdoms_of(many())
+    rates = scorer.select_error_rates("nucleotide")
+    kingdoms = kingdoms_of(many())
     is_virus = np.array(log_odds) >= thresholds_of(rates, kingdoms, lengths, share)
     viral = {name for name, is_one in zip(many(), is_virus, strict=True) if is_one}
     assert called(tmp_path / "run") == viral
@@ -125,9 +126,11 @@ def test_preset_is_a_share_of_false_positives(tmp_path, preset, share):
 
 
 def test_threshold_of_a_finished_run_changes(tmp_path):
-    source, folder = write(tmp_path / "in.fa", **many()), tmp_path / "run"
+    source = write(tmp_path / "in.fa", **many())
+    folder = tmp_path / "run"
     predict(source, to=folder)
-    before, usual = scores(folder), called(folder)
+    before = scores(folder)
+    usual = called(folder)
     middle = sorted(before.values())[len(before) // 2]
     summary = predict(source, to=folder, threshold=float(middle), resume=True)
     assert scores(folder) == before
@@ -157,7 +160,8 @@ def test_false_discovery_rate_follows_prevalence(tmp_path):
         predict(source, to=tmp_path / "run", prevalence=prevalence, force=True)
         found = {row["record"]: row["fdr"] for row in rows(tmp_path / "run/predictions.tsv")}
         assert found.pop("short") == ""
-        rates, kingdoms = scorer.select_error_rates("nucleotide"), kingdoms_of(many())
+        rates = scorer.select_error_rates("nucleotide")
+        kingdoms = kingdoms_of(many())
         expected = false_discovery_rates_of(rates, kingdoms, log_odds, lengths, prevalence)
         assert list(found.values()) == [f"{rate:.4f}" for rate in expected]
 
@@ -181,7 +185,8 @@ def test_senseless_threshold_is_refused(tmp_path, changes, reason):
 
 
 def test_other_genetic_code_is_another_run(tmp_path):
-    source, folder = write(tmp_path / "in.fa", g=gene(900, 5, code=4), **many()), tmp_path / "run"
+    source = write(tmp_path / "in.fa", g=gene(900, 5, code=4), **many())
+    folder = tmp_path / "run"
     predict(source, to=folder, regions=False)
     notes = {row["record"]: row["note"] for row in rows(folder / "predictions.tsv")}
     assert notes.pop("g") == "open in genetic code 4, not in 11"
@@ -194,10 +199,8 @@ def test_other_genetic_code_is_another_run(tmp_path):
 
 
 def test_standard_input_run_resumes_without_it(tmp_path, monkeypatch):
-    more, again = (
-        write(tmp_path / "more.fa", b="ACGT"),
-        {"resume": True, "add": True, "preset": "sensitive"},
-    )
+    more = write(tmp_path / "more.fa", b="ACGT")
+    again = {"resume": True, "add": True, "preset": "sensitive"}
     for content, others, changes in (
         (b">a\nACGT\n", (), {}),
         (b"", (), again),
@@ -266,7 +269,8 @@ def test_long_record_takes_four_bytes_per_base(tmp_path, monkeypatch):
     predict(write(tmp_path / "short.fa", a=bases[:20_000]), to=tmp_path / "first")
     peaks = []
     for n_bases in (500_000, 1_500_000):
-        source, rounds = write(tmp_path / f"{n_bases}.fa", a=bases[:n_bases]), []
+        source = write(tmp_path / f"{n_bases}.fa", a=bases[:n_bases])
+        rounds = []
         for i in range(2):  # anything else in the process only adds to it
             tracemalloc.start()
             predict(source, to=tmp_path / f"{n_bases}-{i}", report=False, workers=1)
@@ -343,7 +347,8 @@ def test_interrupted_run_keeps_its_scores(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         predict(fasta, to=tmp_path / "cut", on_event=interrupt)
     assert not (tmp_path / "cut/predictions.tsv").exists()
-    n_done, file = letters_done(tmp_path / "cut"), min((tmp_path / "cut/scores").iterdir())
+    n_done = letters_done(tmp_path / "cut")
+    file = min((tmp_path / "cut/scores").iterdir())
     content = file.read_bytes()
     file.write_bytes(b"damaged")
     assert 0 < letters_done(tmp_path / "cut") < n_done
@@ -366,7 +371,8 @@ def test_damaged_or_foreign_scores_are_remade(tmp_path, monkeypatch):
     in_blocks(monkeypatch)
     fasta = write(tmp_path / "in.fa", **many())
     predict(fasta, to=tmp_path / "run")
-    expected, whole = tables_of(tmp_path / "run"), stamps(tmp_path / "run")
+    expected = tables_of(tmp_path / "run")
+    whole = stamps(tmp_path / "run")
     names = sorted(whole)
     for place in (0, 400, -1, None):  # the second: in a number that is read as another
         content = bytearray(whole[names[0]][1])
@@ -453,7 +459,8 @@ def test_scores_serve_only_their_records(tmp_path):
 
 def test_scored_blocks_stay_when_input_is_added(tmp_path):
     """The only block of a file is not full."""
-    one, two = write(tmp_path / "one.fa", **many(1)), write(tmp_path / "two.fa", **many_more())
+    one = write(tmp_path / "one.fa", **many(1))
+    two = write(tmp_path / "two.fa", **many_more())
     predict(one, to=tmp_path / "run")
     before = stamps(tmp_path / "run")
     predict(one, two, to=tmp_path / "run", resume=True, add=True)
@@ -536,7 +543,8 @@ def test_wider_threshold_without_the_input(
             assert not path.exists()
         elif name == "viruses.tsv":
             # newly called records have no letters left, so they get no identity
-            told, whole = rows(path), rows(tmp_path / "new" / name)
+            told = rows(path)
+            whole = rows(tmp_path / "new" / name)
             is_known = [bool(row["group"]) for row in told]
             assert [
                 row if known else row | dict.fromkeys(IDENTITY, "")

@@ -345,7 +345,8 @@ def best_weights(out: Path) -> dict[str, torch.Tensor]:
 def test_each_loop_option_has_its_effect(plain, data, tmp_path, changes):
     asked = {"encoding": "onehot", "epochs": 1, "grad_accum_steps": 2, **changes}
     train_here(options(data, tmp_path / "out", **asked))
-    one, other = best_weights(plain), best_weights(tmp_path / "out")
+    one = best_weights(plain)
+    other = best_weights(tmp_path / "out")
     learned = "classifier.nucleotide.1.weight"
     has_none = changes.keys() <= {"profile"}
     same = one[learned].shape == other[learned].shape and torch.equal(one[learned], other[learned])
@@ -401,17 +402,16 @@ def test_useless_classifier_gets_a_warning(tmp_path, is_learnable):
 
 
 def test_evaluate_takes_only_the_test_part(head_only, data):
-    head, splits = (
-        Head.load(head_only / "model" / "head.safetensors"),
-        read_split(head_only / "split.tsv"),
-    )
+    head = Head.load(head_only / "model" / "head.safetensors")
+    splits = read_split(head_only / "split.tsv")
     caller = choose_classifier(ThresholdOptions(), "head", head)
     known = pairs_of(data, splits, "train", "validation")
     digests = {record_digest(record.sequence) for _, record in known}
     assert set(head.trained_records.tolist()) == digests
     groups = {group_digest(labelled.group) for labelled, _ in known}
     assert set(head.trained_groups.tolist()) == groups
-    everything, test = pairs_of(data), pairs_of(data, splits, "test")
+    everything = pairs_of(data)
+    test = pairs_of(data, splits, "test")
     told = rf"the head was trained on {len(known)} of {len(everything)} records"
     with pytest.raises(InputError, match=told):
         list(held_out_groups(everything, caller, UNASKED, set()))

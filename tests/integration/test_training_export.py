@@ -21,7 +21,9 @@ from virnucpro.training.labelled_data import LabelledRecord, group_digest, recor
 from virnucpro.training.networks import Classifier
 from virnucpro.viral.head import EncoderInfo, Head, Network
 
-DIM, HIDDEN, N = 32, 16, 40
+DIM = 32
+HIDDEN = 16
+N = 40
 CALIBRATION = Calibration("mean", 0.75, 1.5, 0.3, 0.25)
 
 

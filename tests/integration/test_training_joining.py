@@ -71,7 +71,8 @@ def auroc_of(data: ScoredFragments, log_odds: FloatArray) -> float:
 
 def test_weights_minimise_the_penalised_loss():
     data = fragments()
-    both, knot = data.select(data.has_both), fit_join_knot(data)
+    both = data.select(data.has_both)
+    knot = fit_join_knot(data)
 
     def cost(base: float, head: float, offset: float) -> float:
         odds = base * both.scores + head * both.head + offset
@@ -112,7 +113,8 @@ def test_useless_head_has_no_weight():
 def test_chance_gain_gives_no_weight(seed):
     """Its gain alone would be enough, but the interval over groups reaches below 0."""
     data = fragments(informs=0.25, seed=seed)
-    before, after = data.group_by(data.scores), data.group_by(fold_log_odds(data))
+    before = data.group_by(data.scores)
+    after = data.group_by(fold_log_odds(data))
     gain, (low, _) = auroc_gain(before, after, 0)
     assert low < 0 < gain and fit_join_knot(data).head > 0.5
     assert choose_knot(data) == EnsembleKnot(500, 1.0, 0.0, 0.0)
@@ -203,7 +205,8 @@ def test_stretch_has_the_mean_of_its_scored_chunks():
 
 
 def test_stretches_are_scored_on_their_chunks(tmp_path):
-    rng, scorer = np.random.default_rng(4), Scorer.load_builtin()
+    rng = np.random.default_rng(4)
+    scorer = Scorer.load_builtin()
     sequences = [random_dna(n, rng) for n in (700, 3100, 900, 2000)]
     splits = {"a": "train", "b": "validation", "c": "test", "d": "validation"}
     pairs = [
@@ -264,7 +267,8 @@ def test_further_seeds_are_measured(tmp_path):
     names = ("model/head.safetensors", "held_out.tsv", "split.tsv")
     for name in names:
         assert (out / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), name
-    gains, epochs = rows(out / "gain.tsv"), rows(out / "epochs.tsv")
+    gains = rows(out / "gain.tsv")
+    epochs = rows(out / "epochs.tsv")
     kinds = {(row["split"], row["n_bases"]) for row in gains}
     assert ("validation", "300") in kinds and ("test", "300") in kinds
     for seed in ("0", "1"):
@@ -283,7 +287,8 @@ def test_scorer_training_groups_are_left_out(tmp_path):
     data = relabelled(tmp_path, {"virus": "virus", "other": "other"}, n_groups=24)
     asked = options(data, tmp_path / "out", encoding="composition", epochs=1)
     training = train_here(asked)
-    store, splits = FrameStore.open(training.frames), read_split(training.split)
+    store = FrameStore.open(training.frames)
+    splits = read_split(training.split)
     groups = sorted(name for name, split in splits.items() if split == "validation")
     groups_by_label = [[g for g in groups if g.startswith(label)] for label in ("virus", "other")]
     assert min(map(len, groups_by_label)) >= 3

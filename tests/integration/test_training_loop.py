@@ -112,7 +112,8 @@ class Cut:
 
 
 OVER_TWO = Cut(2, 1, fsdp=True)
-WHOLE, CUTS = Cut(1, 1), [Cut(2, 1), Cut(1, 2), Cut(2, 2), OVER_TWO]
+WHOLE = Cut(1, 1)
+CUTS = [Cut(2, 1), Cut(1, 2), Cut(2, 2), OVER_TWO]
 N_STEPS = settings().epochs * (N_ROWS // settings().batch_size)
 # both use the same loop to cut, so for residues one copy and one part per device suffice
 CASES = [*(("labels", cut) for cut in CUTS), ("residues", Cut(2, 1)), ("residues", OVER_TWO)]
@@ -468,7 +469,8 @@ def test_epoch_accuracy_and_f1_use_weights():
 
 def test_kill_between_two_files_keeps_a_new_best(tmp_path):
     run_here(Training(tmp_path, settings(epochs=2), measured=(0.5, 0.9)))
-    best, last = tmp_path / "checkpoints" / "best.pt", last_checkpoint(tmp_path)
+    best = tmp_path / "checkpoints" / "best.pt"
+    last = last_checkpoint(tmp_path)
     assert state_of(best).epoch == state_of(last).epoch == 2
     assert best.stat().st_mtime_ns < last.stat().st_mtime_ns, "the last is the later one"
 
@@ -522,7 +524,8 @@ def test_loss_that_is_nan_ends_the_training(tmp_path):
     told = []
     watched = replace(CPU, on_event=told.append)
     trainer = Training(tmp_path, settings(batch_size=5)).trainer(watched)  # 10 steps in an epoch
-    weight, asked = trainer.objective.weight, count(1)
+    weight = trainer.objective.weight
+    asked = count(1)
     trainer.objective.weight = lambda rows: math.nan if next(asked) == 13 else weight(rows)
     with pytest.raises(VirnucproError, match=r"epoch 2, step 3: the loss .* not finite") as caught:
         trainer.run()
@@ -547,7 +550,9 @@ def test_fp16_overflow_skips_the_step(trained, tmp_path):
     (tmp_path / "over").mkdir()
     training = Training(tmp_path / "over", settings(precision="fp16", epochs=1, batch_size=5))
     trainer = training.trainer(CPU)
-    weight, asked, moved = trainer.objective.weight, count(1), []
+    weight = trainer.objective.weight
+    asked = count(1)
+    moved = []
     trainer.objective.weight = lambda rows: weight(rows) / (1e35 if next(asked) == 3 else 1)
     classifier = trainer.module.classifier.nucleotide
     trainer.on_step = lambda step, _: moved.append(classifier[1].weight.detach().clone())

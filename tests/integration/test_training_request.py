@@ -403,7 +403,8 @@ def test_resume_refuses_an_edited_split(data):
 )
 def test_training_writes_through_no_link(data, tmp_path, name):
     training = opened(data)
-    inside, outside = training.output / name, tmp_path / "elsewhere"
+    inside = training.output / name
+    outside = tmp_path / "elsewhere"
     inside.parent.mkdir(parents=True, exist_ok=True)
     if inside.exists():
         inside.rename(outside)
@@ -474,9 +475,11 @@ def test_frame_vectors_are_found_by_id(make_config, with_vectors, tmp_path):
 def test_many_vector_files_need_few_open_ones(tmp_path):
     """Each file has a few rows or none, after a header."""
     rng = np.random.default_rng(0)
-    files, expected = [], []
+    files = []
+    expected = []
     for i in range(600):
-        path, values = tmp_path / str(i), rng.random((i % 3, 4), dtype=np.float32)
+        path = tmp_path / str(i)
+        values = rng.random((i % 3, 4), dtype=np.float32)
         path.write_bytes(bytes(i % 7) + values.tobytes())
         files.append((str(path), i % 7, len(values)))
         expected.append(values)

@@ -98,7 +98,8 @@ def test_fragments_are_windows_on_either_strand(collection: Collection) -> None:
     strands = Counter()
     for digits, record in zip(fragments.digits, fragments.record, strict=True):
         sequence = collection.sequence(record).tobytes()
-        forward, reverse = digits.tobytes(), (3 - digits[::-1]).tobytes()
+        forward = digits.tobytes()
+        reverse = (3 - digits[::-1]).tobytes()
         assert (forward in sequence) != (reverse in sequence)
         strands[forward in sequence] += 1
     assert min(strands.values()) > 20  # of 100; fewer have a chance of 1e-10
@@ -143,7 +144,8 @@ def test_words_have_owners_or_samples(relatives: Collection) -> None:
     folds = np.array([0, 1, 2, 3, 4, 4])
     counts = count_words(relatives, folds)
     is_shared = counts.n_groups.sum(axis=(1, 2)) == 4
-    shared, alone = counts.numbers[is_shared], counts.numbers[~is_shared]
+    shared = counts.numbers[is_shared]
+    alone = counts.numbers[~is_shared]
     in_sample = is_in_sample(shared)
     assert 0 < in_sample.sum() < len(shared)
     owners = {(): RATHER_VIRAL, (0, 1): RATHER_CELLULAR, (2,): VIRAL, (1, 2): VIRAL}
@@ -185,7 +187,8 @@ def test_genes_move_no_fold(
     names = [row.split("\t")[1] for kingdom_rows in rows.values() for row in kingdom_rows]
     (tmp_path / "all.fa").write_text("".join(f">{name}\n{bases}\n" for name in names))
     genes, manifest, split = (tmp_path / name for name in ("genes.tsv", "data.tsv", "split.tsv"))
-    header, gene_rows = "path\tid\tlabel\tgroup\tkingdom", rows.pop(GENES)
+    header = "path\tid\tlabel\tgroup\tkingdom"
+    gene_rows = rows.pop(GENES)
     genes.write_text("\n".join([header, *gene_rows]))
     data_rows = [row for kingdom_rows in rows.values() for row in kingdom_rows]
     manifest.write_text("\n".join([header, *data_rows]))
@@ -201,7 +204,8 @@ def test_genes_move_no_fold(
     np.testing.assert_array_equal(data.counts.numbers, counts.numbers)
     np.testing.assert_array_equal(data.counts.n_groups, counts.n_groups)
     assert len(counts.numbers)
-    course, rng = data.without({3, 4}), np.random.default_rng(8)
+    course = data.without({3, 4})
+    rng = np.random.default_rng(8)
     assert not np.isin(course.fold_of_record, [3, 4]).any()
     for drawing, are_read in ((MATCHED, False), (WITH_GENES, True)):
         drawn = draw(course.collection, 300, 500, drawing.shares, rng)
@@ -276,7 +280,8 @@ def test_prokaryote_net_moves_similar_records(
     )
     lessons = Lessons(features, kinds, np.ones(800), 2, 4)
     opposite = replace(lessons, kind=(kinds + 2) % 4)
-    fitting, bases = Fitting(batch=50, epochs=8), Range(150, 150)
+    fitting = Fitting(batch=50, epochs=8)
+    bases = Range(150, 150)
     with_it = fit_piece_nets(bases, [lessons], NO_WORDS, fitting, opposite)
     usual = fit_piece_nets(bases, [lessons], NO_WORDS, fitting)
     held_out = np.concatenate([biased(50, codon, rng) for codon in codons])
@@ -392,7 +397,8 @@ def test_kind_of_cells_counts_where_most_of_it_is() -> None:
 
 
 def test_rare_lengths_borrow_thresholds() -> None:
-    shares, true_positives = (0.1, 0.01, 0.001), (0.9, 0.5, 0.1)
+    shares = (0.1, 0.01, 0.001)
+    true_positives = (0.9, 0.5, 0.1)
     lengths = (100, 500, 999, 1000, 5000, 20_000)
     odds = [np.arange(3.0) - place for place in range(len(lengths))]
 
@@ -471,7 +477,8 @@ def test_thresholds_are_linear_in_logarithms(tmp_path: Path) -> None:
 
 def test_fdr_follows_from_prevalence_and_rates() -> None:
     scorer = make_scorer(SHORT, LONG)
-    log_odds, lengths = np.array([1.0, 2.0, 1.5, 9.0]), np.array([100, 100, 10, 100])
+    log_odds = np.array([1.0, 2.0, 1.5, 9.0])
+    lengths = np.array([100, 100, 10, 100])
     found = false_discovery_rates(scorer.error_rates, log_odds, lengths, 0.2)
     # F / T is 1/8, 1/40 and 1/10, which does not count: it never rises
     ratios = np.array([1 / 8, 1 / 40, np.sqrt(1 / 8 / 40), 1 / 40])

@@ -70,7 +70,8 @@ def test_frames_equal_those_of_predict(data, folder):
     found = {}
     sizes = frames.chunks[frames.all.chunk, 2].tolist()
     rows = np.arange(len(frames.all))
-    proteins, compositions = frames.all.proteins(rows), frames.all.composition(rows).tolist()
+    proteins = frames.all.proteins(rows)
+    compositions = frames.all.composition(rows).tolist()
     for i, (frame_id, size) in enumerate(zip(read_ids(folder), sizes, strict=True)):
         labels = frames.records[frames.all.record[i]]
         found[frame_id, size] = (labels, proteins[i], compositions[i])
@@ -110,7 +111,8 @@ def test_resume_remakes_the_frames(data, tmp_path):
     asked = {"encoding": "composition", "epochs": 1}
     out = train_here(options(data, tmp_path / "out", **asked)).output
     column = out / "frames" / "composition.npy"
-    content, figures = column.read_bytes(), (out / "held_out.tsv").read_bytes()
+    content = column.read_bytes()
+    figures = (out / "held_out.tsv").read_bytes()
     column.write_bytes(content[:-1] + b"?")
     train_here(options(data, out, resume=True, **asked))
     assert column.read_bytes() == content

@@ -150,7 +150,8 @@ def test_huge_header_claim_is_refused_early(tiny, tmp_path, name, entry) -> None
     write_dnabert(tmp_path / "bert", "model.safetensors")
     (tmp_path / "esm2").mkdir()
     shutil.copy(tiny.model / "config.json", tmp_path / "esm2")
-    path, n_bytes = tmp_path / name, 90_000_000
+    path = tmp_path / name
+    n_bytes = 90_000_000
     with path.open("wb") as handle:  # the rest is a hole
         handle.write(n_bytes.to_bytes(8, "little") + f'{{"__metadata__":{{"{entry}":'.encode())
         handle.truncate(2 * n_bytes)
@@ -257,7 +258,8 @@ def soft_link_to_one(h5: h5py.File, secret: Path, name: str) -> None:
 
 
 def virtual_dataset(h5: h5py.File, secret: Path, name: str) -> None:
-    shape, kind = h5[name].shape, h5[name].dtype
+    shape = h5[name].shape
+    kind = h5[name].dtype
     del h5[name]
     layout = h5py.VirtualLayout(shape, kind)
     layout[:] = h5py.VirtualSource(str(secret), name, shape)
@@ -265,7 +267,8 @@ def virtual_dataset(h5: h5py.File, secret: Path, name: str) -> None:
 
 
 def raw_bytes_of_a_file(h5: h5py.File, secret: Path, name: str) -> None:
-    shape, kind = h5[name].shape, h5[name].dtype
+    shape = h5[name].shape
+    kind = h5[name].dtype
     del h5[name]
     kind = np.dtype(np.float32) if kind.kind == "O" else kind
     h5.create_dataset(name, shape, kind, external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
@@ -337,7 +340,8 @@ def change_width(h5: h5py.File, width: int, n_rows: int) -> None:
 @pytest.mark.parametrize("width", [0, 1, 33])
 def test_vectors_of_wrong_width_are_remade(tmp_path, tiny, make_config, width, command) -> None:
     config = run_of_one_record(make_config(tmp_path / "in.fa", command=command), tiny)
-    before, path = vectors(config.output), config.output / "features" / "000000.h5"
+    before = vectors(config.output)
+    path = config.output / "features" / "000000.h5"
     outputs = {table: table.read_bytes() for table in config.output.glob("*prediction*")}
     assert bool(outputs) == (command == "predict")
     change_content(path, lambda h5: change_width(h5, width, len(before)))
@@ -349,7 +353,8 @@ def test_vectors_of_wrong_width_are_remade(tmp_path, tiny, make_config, width, c
 
 
 def test_failures_only_file_is_kept(tmp_path) -> None:
-    path, failures = tmp_path / "000000.h5", (Failure("a", "a", "too large"),)
+    path = tmp_path / "000000.h5"
+    failures = (Failure("a", "a", "too large"),)
     nothing = np.empty(0, dtype=np.int32)
     for width in (0, 32):
         rows = np.empty((0, width), dtype=np.float32)
@@ -370,7 +375,8 @@ def test_failures_only_file_is_kept(tmp_path) -> None:
 def test_foreign_run_folder_is_repaired(tmp_path, tiny, make_config) -> None:
     """A shard file that takes its vectors from elsewhere is remade."""
     config = run_of_one_record(make_config(tmp_path / "in.fa"), tiny)
-    before, path = tables(config.output), config.output / "features" / "000000.h5"
+    before = tables(config.output)
+    path = config.output / "features" / "000000.h5"
     other = tmp_path / "other.h5"
     other.write_bytes(path.read_bytes())
     change_content(other, lambda h5: h5["embeddings"].write_direct(-h5["embeddings"][:]))
@@ -459,7 +465,8 @@ def test_no_command_follows_a_link_at_any_depth(tmp_path, outside, name) -> None
         (run / name).mkdir()
         (run / name / "precious").touch()
     put_outside(run / name, outside)
-    before, inside = content_of(outside), content_of(run)
+    before = content_of(outside)
+    inside = content_of(run)
     for command in COMMANDS.values():
         exit_code, shown = ending_of(partial(command, tmp_path))
         assert exit_code == 73
@@ -470,7 +477,8 @@ def test_no_command_follows_a_link_at_any_depth(tmp_path, outside, name) -> None
 
 def test_link_in_place_of_an_output_is_replaced(tmp_path) -> None:
     """The linked file is unchanged."""
-    run, mine = scored(tmp_path), tmp_path / "mine"
+    run = scored(tmp_path)
+    mine = tmp_path / "mine"
     before = content_of(run / "samples")
     mine.write_text("precious")
     for name in ("predictions.tsv", "viral.fasta"):
@@ -485,7 +493,9 @@ class Placing:
     """Moves a file or folder of a run elsewhere at the first event of a kind."""
 
     def __init__(self, path: Path, outside: Path, kind: type) -> None:
-        self.path, self.outside, self.kind = path, outside, kind
+        self.path = path
+        self.outside = outside
+        self.kind = kind
         self.before: dict[str, bytes] = {}  # content outside the folder afterwards
 
     def __call__(self, event: RunEvent) -> None:
@@ -563,7 +573,8 @@ def test_run_folder_may_be_a_link(tmp_path, tiny, make_config) -> None:
 
 @pytest.mark.parametrize("name", ["mine", "run/.lock"])
 def test_lock_that_is_another_file_is_not_emptied(tmp_path, name) -> None:
-    mine, rundir = tmp_path / name, open_run_dir(tmp_path / "run")
+    mine = tmp_path / name
+    rundir = open_run_dir(tmp_path / "run")
     rundir.root.mkdir()
     mine.write_text("precious")
     if name == "mine":
@@ -604,7 +615,8 @@ def test_no_file_is_named_after_a_record(
     """In ``predict``, and in ``extract`` with each format."""
     command = {"command": "extract", "format": layout} if layout != "tables" else {}
     monkeypatch.chdir(tmp_path)
-    rng, names = np.random.default_rng(11), []
+    rng = np.random.default_rng(11)
+    names = []
     sequences = [open_dna(300, rng) for _ in PLAIN_IDS]
     if input_type == "protein":
         sequences = ["M" + "".join(rng.choice(list("DEFGHIKLMNPQRSVWY"), 40)) for _ in PLAIN_IDS]
@@ -677,7 +689,8 @@ def watched_environment(tmp_path: Path) -> dict[str, str]:
 
 def test_network_is_used_only_for_downloads(tmp_path, tiny, watched_environment) -> None:
     """In a parent and its worker. A download then shows that the guard works."""
-    told, watched = tmp_path / "told", tmp_path / "told.watched"
+    told = tmp_path / "told"
+    watched = tmp_path / "told.watched"
     fasta = tmp_path / "in.fa"
     rng = np.random.default_rng(5)
     fasta.write_text("".join(f">r{i}\n{open_dna(300, rng)}\n" for i in range(4)))

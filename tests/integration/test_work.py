@@ -366,7 +366,8 @@ def stored_rows(plan: Callable[..., Path]) -> RowStore:
 def test_rows_of_other_records_are_not_joined(plan, tmp_path):
     store = stored_rows(plan)
     slices = store.plan
-    first, second = slices.slices[:1], slices.slices[1:2]
+    first = slices.slices[:1]
+    second = slices.slices[1:2]
     shutil.copy(store.path(first), store.path(second))
     assert store.has(first) and not store.has(second)
     shard = Shard(first[0].index, tmp_path / "000000.faa", 1, 1, 1, "a hash")
@@ -464,7 +465,8 @@ def test_damaged_vector_file_is_replaced(plan, merge, undisturbed):
 def test_pipe_in_place_of_a_file_is_not_read(plan):
     folder = plan()
     (folder / "logs").mkdir(exist_ok=True)
-    shard, log = folder / "shards/000000.faa", folder / "logs/work-elsewhere-7.log"
+    shard = folder / "shards/000000.faa"
+    log = folder / "logs/work-elsewhere-7.log"
     os.mkfifo(shard)
     with within(20):
         assert work_inline(folder, "1/2") and shard.is_file()
@@ -614,7 +616,8 @@ def test_other_model_of_the_same_name_is_refused(plan, tmp_path):
 
 
 def test_part_by_another_scorer_is_refused(contigs, tmp_path, monkeypatch):
-    folder, scorer = tmp_path / "run", Scorer.load_builtin()
+    folder = tmp_path / "run"
+    scorer = Scorer.load_builtin()
     assert invoke("predict", "-i", contigs, "-o", folder, "--plan-only")[0] == 0
     another = replace(scorer, sha256="0" * 64)
     with monkeypatch.context() as patch:

@@ -205,7 +205,8 @@ def test_rehearsal_runs_on_the_cpu(tmp_path):
 @pytest.mark.parametrize("call", CALLS)
 def test_gpu_steps_run_though_others_fail(tmp_path, call):
     """Lines of JSON have no warnings. A text file next to them says how each step ended."""
-    recorded, results = tmp_path / "commands", tmp_path / "results"
+    recorded = tmp_path / "commands"
+    results = tmp_path / "results"
     answer = run_gpu_script(call, folder=tmp_path, python=FAILING, COMMANDS=str(recorded))
     assert answer.returncode == 1, answer.stderr
     commands = [line.split() for line in recorded.read_text().splitlines()]

@@ -69,7 +69,8 @@ def test_citation_file_matches_the_program():
 
 
 def test_cite_prints_text_and_bibtex():
-    (code, both), (other_code, alone) = invoke("cite"), invoke("cite", "--bibtex")
+    (code, both) = invoke("cite")
+    (other_code, alone) = invoke("cite", "--bibtex")
     assert code == other_code == 0
     for work in all_works():
         assert work.text in both and work.bibtex in both
@@ -83,8 +84,10 @@ def test_cite_prints_text_and_bibtex():
 
 # Works that a run used
 
-PROGRAM, ESM2 = "virnucpro", "lin2023esm2"
-ORIGINAL, DNABERT_S = "li2025virnucpro", "zhou2025dnaberts"
+PROGRAM = "virnucpro"
+ESM2 = "lin2023esm2"
+ORIGINAL = "li2025virnucpro"
+DNABERT_S = "zhou2025dnaberts"
 
 
 def run_of(folder: Path, options: str) -> Path:

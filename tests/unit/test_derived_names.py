@@ -102,7 +102,8 @@ def test_number_of_a_derived_name_can_be_removed(name: str) -> None:
 @given(st.text("_|chunkpieovrwls1\n>A", max_size=60), st.lists(st.integers(0, 60), max_size=6))
 @example("A" * 20 + "|provirus_1_9", [24])
 def test_scan_finds_words_across_blocks(text: str, cuts: list[int]) -> None:
-    data, bounds = text.encode(), [0, *sorted(cuts), 60]
+    data = text.encode()
+    bounds = [0, *sorted(cuts), 60]
     scan = DerivedNameScan()
     for first, end in pairwise(bounds):
         scan.scan(data[first:end])
@@ -217,7 +218,8 @@ def test_helpers_and_kept_scores_derive_the_same_names(
 
 
 def test_added_file_takes_names(tmp_path, genomes, takers) -> None:
-    first, second = write(tmp_path / "a.fa", **genomes), write(tmp_path / "b.fa", **takers)
+    first = write(tmp_path / "a.fa", **genomes)
+    second = write(tmp_path / "b.fa", **takers)
     predict(first, second, to=tmp_path / "expected", per_file=True)
     assert_unique(tmp_path / "expected", {*genomes, *takers})
     predict(first, to=tmp_path / "run", per_file=True)
@@ -332,7 +334,8 @@ def test_frames_and_vectors_have_unique_names(tmp_path, make_config, tiny, conti
 
 
 def test_added_file_embeds_only_taken_names(tmp_path, make_config, tiny, contigs, clashing):
-    first, second = write(tmp_path / "a.fa", **contigs), write(tmp_path / "b.fa", **clashing)
+    first = write(tmp_path / "a.fa", **contigs)
+    second = write(tmp_path / "b.fa", **clashing)
     whole = make_config(first, second, output=tmp_path / "whole")
     n_whole = run_inline(whole, tiny.head).n_tokens
     config = make_config(first, residues_per_shard=500)

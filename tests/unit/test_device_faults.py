@@ -21,15 +21,19 @@ from virnucpro.engine.retry_policy import (
 from virnucpro.engine.shard_embedding import BatchError, run_catching
 
 SHARD = Shard(0, Path("000000.faa"), 10, 10, 1000, "")
-A, B, ONLY = "cuda:0", "cuda:1", frozenset[str]()
-BATCH, ROW = frozenset({4, 5}), frozenset({4})
+A = "cuda:0"
+B = "cuda:1"
+ONLY = frozenset[str]()
+BATCH = frozenset({4, 5})
+ROW = frozenset({4})
 ECC = WorkerFailure(
     "device", "CUDA error: ECC", fault=DeviceFault("uncorrectable ECC error", may_be_input=False)
 )
 KERNEL = WorkerFailure(
     "device", "illegal", fault=DeviceFault("misaligned address", may_be_input=True)
 )
-CRASHED, KILLED = WorkerFailure("crashed", "crashed"), WorkerFailure("killed", "killed")
+CRASHED = WorkerFailure("crashed", "crashed")
+KILLED = WorkerFailure("killed", "killed")
 
 
 @pytest.mark.parametrize(

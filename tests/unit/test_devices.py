@@ -60,17 +60,15 @@ class Card(NamedTuple):
     slices: list[int] | None = None
 
 
-GTX, V100, T4, A100, A2, L4, H100, H200, B200 = (
-    Card("GTX 1080", (6, 1), 8, 8),
-    Card("Tesla V100", (7, 0)),
-    Card("Tesla T4", (7, 5), 15, 14),
-    Card("NVIDIA A100", (8, 0)),
-    Card("NVIDIA A2", (8, 6), 15, 3),
-    Card("NVIDIA L4", (8, 9), 23, 22),
-    Card("NVIDIA H100", (9, 0)),
-    Card("NVIDIA H200", (9, 0), 140, 139),
-    Card("NVIDIA B200", (10, 0)),
-)
+GTX = Card("GTX 1080", (6, 1), 8, 8)
+V100 = Card("Tesla V100", (7, 0))
+T4 = Card("Tesla T4", (7, 5), 15, 14)
+A100 = Card("NVIDIA A100", (8, 0))
+A2 = Card("NVIDIA A2", (8, 6), 15, 3)
+L4 = Card("NVIDIA L4", (8, 9), 23, 22)
+H100 = Card("NVIDIA H100", (9, 0))
+H200 = Card("NVIDIA H200", (9, 0), 140, 139)
+B200 = Card("NVIDIA B200", (10, 0))
 CUT = [A100, A100._replace(slices=[20, 10]), A100._replace(slices=[10])]
 
 
@@ -96,9 +94,11 @@ def nvml(cards: Sequence[Card], driver: int) -> SimpleNamespace:
 
     def memory_of(handle: tuple[int, ...]) -> SimpleNamespace:
         card = cards[handle[0]]
-        total, free = card.total, card.free
+        total = card.total
+        free = card.free
         if len(handle) > 1:
-            total, free = card.slices[handle[1]], card.slices[handle[1]] - 1
+            total = card.slices[handle[1]]
+            free = card.slices[handle[1]] - 1
         return SimpleNamespace(total=total * GIB, free=free * GIB)
 
     return SimpleNamespace(

@@ -23,7 +23,8 @@ from virnucpro.workflows.predict_options import PredictOptions
 PROMISES = [line.split("::") for line in (ROOT / "tests/guarantees.txt").read_text().splitlines()]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += [ROOT / "examples/README.md", ROOT / "scripts/weights/README.md"]
-README, OUTPUT_PAGE = ROOT / "README.md", ROOT / "docs/OUTPUT.md"
+README = ROOT / "README.md"
+OUTPUT_PAGE = ROOT / "docs/OUTPUT.md"
 GPU_PAGE = ROOT / "docs/GPU_OPTIMIZATION.md"
 # options of other programs, and of our scripts and tests
 FOREIGN_OPTIONS = """

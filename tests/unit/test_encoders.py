@@ -192,7 +192,8 @@ def test_fair_esm_encoder_agrees(tmp_path, tiny, form, pooling, layer):
 
 def test_fair_esm_in_bf16_keeps_its_rotary_frequencies(tmp_path):
     weights = save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt")
-    device, proteins = torch.device("cpu"), [random_protein(n) for n in (40, 900)]
+    device = torch.device("cpu")
+    proteins = [random_protein(n) for n in (40, 900)]
     exact, coarse = (
         load_encoder(replace(FAIR_ESM, precision=precision), weights, device).start(proteins).rows()
         for precision in ("fp32", "bf16")

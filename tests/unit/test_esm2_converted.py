@@ -118,7 +118,8 @@ def test_converted_copy_is_readable_by_others(converted, tmp_path):
 
 
 def test_leftovers_are_deleted_after_a_day(checkpoint, converted, kept):
-    old, new = kept / ".tmpABC", kept / ".tmpDEF"
+    old = kept / ".tmpABC"
+    new = kept / ".tmpDEF"
     for leftover in (old, new):
         leftover.touch()
     os.utime(old, (0, 0))

@@ -460,7 +460,8 @@ def foreign_file(path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "hard link", "pipe"])
 def test_download_is_not_written_through_a_link(checkpoint, tmp_path, kind):
-    mine, partial = foreign_file(tmp_path / "mine"), hub_folder() / PARTIAL
+    mine = foreign_file(tmp_path / "mine")
+    partial = hub_folder() / PARTIAL
     hub_folder().mkdir(parents=True)
     match kind:
         case "link":
@@ -482,7 +483,8 @@ def test_download_is_not_written_through_a_link(checkpoint, tmp_path, kind):
 
 
 def test_exchanged_download_is_not_put_in_place(checkpoint, tmp_path):
-    mine, partial = foreign_file(tmp_path / "mine"), hub_folder() / PARTIAL
+    mine = foreign_file(tmp_path / "mine")
+    partial = hub_folder() / PARTIAL
 
     def exchange(event: object) -> None:
         if isinstance(event, Progress) and event.done == len(checkpoint):
@@ -520,7 +522,8 @@ def test_unwritable_folder_is_no_network_fault(checkpoint, tmp_path, monkeypatch
 def test_published_name_tells_the_size(name, monkeypatch):
     monkeypatch.undo()
     _, layers, size, _ = name.split("_")
-    published, (file,) = PUBLISHED[name], PUBLISHED[name].files
+    published = PUBLISHED[name]
+    (file,) = PUBLISHED[name].files
     shape = read_shape(published)
     assert layers == f"t{shape.n_layers}"
     millions = float(size[:-1]) * {"M": 1, "B": 1000}[size[-1]]

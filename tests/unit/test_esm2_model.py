@@ -201,8 +201,11 @@ def test_fp8_product_equals_its_rounded_rows(device, n_tokens):
     linear = nn.Linear(64, 48, dtype=torch.bfloat16, device=device).requires_grad_(False)
     linear.weight *= 10 ** torch.arange(-6.0, 6.0, 0.25, device=device)[:, None]  # of every row
     x = 10 ** torch.linspace(-8, 8, n_tokens)[:, None] * torch.randn(n_tokens, 64)
-    x[0], x[0, 5] = 0, 3e-20  # a row of zeros, but for one
-    rows, product = quantise(x.to(device)), Linear8(linear)
+    # a row of zeros, but for one
+    x[0] = 0
+    x[0, 5] = 3e-20
+    rows = quantise(x.to(device))
+    product = Linear8(linear)
     weight = restore(quantise(linear.weight)).double()
     exact = restore(rows).double() @ weight.T + linear.bias.double()
     size = restore(rows).double().abs() @ weight.T.abs() + linear.bias.double().abs()
@@ -212,7 +215,8 @@ def test_fp8_product_equals_its_rounded_rows(device, n_tokens):
         limit += size * 2**-12
     assert ((product(rows).double() - exact).abs() <= limit).all()
     # to the nearest of numbers with three bits behind the first, but for the least of a row
-    kept, largest = restore(rows).cpu().double(), x.double().abs().amax(dim=1, keepdim=True)
+    kept = restore(rows).cpu().double()
+    largest = x.double().abs().amax(dim=1, keepdim=True)
     assert ((kept - x).abs() <= x.abs() * (2**-4 + 1e-6) + largest.clamp(min=1e-12) * 2**-18).all()
 
 
@@ -268,7 +272,8 @@ def test_weights_fit_the_tolerance(oracle):
 @pytest.mark.parametrize("fault", ["a rotary table in bf16", "no token dropout", "GELU by tanh"])
 def test_tolerance_detects_faults(oracle, monkeypatch, fault):
     """The tolerance of float32 detects the last fault, that of bf16 all others."""
-    shape, wrong = oracle.shape, make_fair_esm(oracle.shape)
+    shape = oracle.shape
+    wrong = make_fair_esm(oracle.shape)
     if fault == "no token dropout":
         wrong = make_fair_esm(replace(shape, token_dropout=False))
     elif fault == "GELU by tanh":
@@ -299,7 +304,8 @@ def test_earlier_layer_needs_no_later_tensor(oracle, tmp_path):
     del state[f"encoder.sentence_encoder.layers.{oracle.shape.n_layers - 1}.fc1.bias"]
     path = tmp_path / "model.pt"
     torch.save({"model": state}, path)
-    cpu, n_layers = torch.device("cpu"), oracle.shape.n_layers
+    cpu = torch.device("cpu")
+    n_layers = oracle.shape.n_layers
     model = load_esm2(path, n_layers - 1, torch.float32, cpu)
     assert len(model.layers) == n_layers - 1
     with pytest.raises(UnavailableError, match=rf"layers\.{n_layers - 1}\.fc1\.bias"):
@@ -505,7 +511,8 @@ def feigned_gpu(monkeypatch):
     chosen: list[object] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    was_planned, products = torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.matmul
+    was_planned = torch.backends.cuda.cudnn_sdp_enabled()
+    products = torch.backends.cuda.matmul
     were_reduced = [getattr(products, switch) for switch in REDUCTIONS]
     for switch in REDUCTIONS:
         setattr(products, switch, True)

@@ -100,7 +100,8 @@ def hub_state(model: esm.ESM2, prefix: str = "esm.") -> dict[str, Tensor]:
         if name.startswith(("lm_head.", "contact_head.")):
             continue
         first, *rest = name.split(".")
-        module, kind = ".".join(rest[1:-1]), rest[-1]
+        module = ".".join(rest[1:-1])
+        kind = rest[-1]
         words = (
             [HUGGING_FACE[first], rest[0], HUGGING_FACE[module]]
             if module
@@ -164,7 +165,8 @@ def test_pt_file_gives_the_vectors_of_fair_esm(fair_esm, reference, tmp_path, zi
 @pytest.mark.parametrize("n_heads", [1, 2, 4])
 def test_rotary_buffer_gives_the_heads(tmp_path, n_heads):
     shape = replace(SHAPE, n_heads=n_heads)
-    model, path = make_fair_esm(shape), tmp_path / "model.pt"
+    model = make_fair_esm(shape)
+    path = tmp_path / "model.pt"
     torch.save({"model": stored_state(model)}, path)
     assert inspect_esm2(path).shape == shape
     expected = torch.cat(fair_esm_hidden(model, PROTEINS, shape.n_layers))
@@ -326,7 +328,8 @@ def test_checkpoint_hash_covers_all_files(transformers, fair_esm, tmp_path):
     model = transformers.EsmModel.from_pretrained(save_hub_folder(fair_esm, tmp_path / "hub"))
     model.save_pretrained(saved, max_shard_size="100KB")
     files = sorted(saved.glob("*.safetensors"))
-    checkpoint, heard = inspect_esm2(saved), []
+    checkpoint = inspect_esm2(saved)
+    heard = []
     before = checkpoint.sha256(heard.append)
     assert heard == sorted(heard)
     assert (
@@ -370,7 +373,8 @@ def test_truncated_checkpoint_is_refused_as_damaged(fair_esm, tmp_path, zipped, 
 
 
 def test_only_a_namespace_is_unpickled(fair_esm, tmp_path):
-    path, before = tmp_path / "model.pt", set(torch.serialization.get_safe_globals())
+    path = tmp_path / "model.pt"
+    before = set(torch.serialization.get_safe_globals())
     inspect_esm2(save_fair_esm(fair_esm, path))
     assert set(torch.serialization.get_safe_globals()) == before
     other = types.SimpleNamespace(**vars(stored_config(fair_esm)))
@@ -576,7 +580,8 @@ def test_layers_that_share_one_storage_are_refused(fair_esm, tmp_path):
 
 def test_compressed_archive_is_refused(fair_esm, tmp_path):
     """Its decompressed size is not bounded."""
-    path, packed = save_fair_esm(fair_esm, tmp_path / "model.pt"), tmp_path / "packed.pt"
+    path = save_fair_esm(fair_esm, tmp_path / "model.pt")
+    packed = tmp_path / "packed.pt"
     with zipfile.ZipFile(path) as whole, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
         for name in whole.namelist():
             out.writestr(name, whole.read(name))

@@ -85,7 +85,8 @@ def embed(
     encoder = load_encoder(spec, path, CPU)
     assert isinstance(encoder, TransformerEncoder)
     encoder.model.attend = kernel or encoder.model.attend
-    ids, lengths = list(SEQUENCES), [len(sequence) for sequence in SEQUENCES.values()]
+    ids = list(SEQUENCES)
+    lengths = [len(sequence) for sequence in SEQUENCES.values()]
     batches = encoder.plan(lengths, 800)
     assert len(batches) == 2
     vectors = {}
@@ -285,7 +286,8 @@ def shard(path: Path) -> None:
 @pytest.mark.parametrize("change", [to_published_layout, shard])
 def test_layout_gives_the_same_bits(folder, copied, change):
     change(copied)
-    expected, found = embed(folder), embed(copied)
+    expected = embed(folder)
+    found = embed(copied)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
     assert inspect_esmc(copied).encoder_id == inspect_esmc(folder).encoder_id
     assert inspect_esmc(copied).shape == SHAPE
@@ -299,7 +301,8 @@ def test_single_file_gives_the_same_bits(folder, copied, tmp_path, has_config):
         file = file.rename(tmp_path / "alone.safetensors")
     model = identify_model(file, ignore)
     assert (model.family, model.name) == ("esmc", file.stem)
-    expected, found = embed(folder), embed(file)
+    expected = embed(folder)
+    found = embed(file)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
@@ -318,12 +321,14 @@ def test_model_saved_by_transformers_is_read(transformers, tmp_path, kind, max_s
     assert (saved / INDEX).exists() == (max_shard_size == "500KB")
     assert inspect_esmc(saved).shape == ESMCShape(n_layers=2, dim=96, n_heads=6, inner=200)
     tokenizer = transformers.EsmcTokenizer()
-    encoder, exact = getattr(module, "esmc", module), {}
+    encoder = getattr(module, "esmc", module)
+    exact = {}
     for name in ("p50", "p1", "p333", "p700"):
         tokens = tokenizer(SEQUENCES[name], return_tensors="pt")["input_ids"]
         with torch.inference_mode():
             exact[name] = encoder(tokens).last_hidden_state[0, 1:-1].numpy()
-    rounded, found = reference_vectors(saved, 2, "fp32"), embed(saved, layer=2)
+    rounded = reference_vectors(saved, 2, "fp32")
+    found = embed(saved, layer=2)
     explained = largest_error({name: rounded[name] for name in exact}, exact)
     assert largest_error({name: found[name] for name in exact}, exact) <= MARGIN * explained
 

@@ -257,7 +257,8 @@ def test_garbage_after_compressed_data_is_refused(write, pack) -> None:
 
 @every_packing
 def test_truncated_second_stream_is_refused(write, pack) -> None:
-    first, second = pack(b">a\nAC\n"), pack(some_bytes)
+    first = pack(b">a\nAC\n")
+    second = pack(some_bytes)
     for length in range(2, len(first + second)):
         path = write((first + second)[:length])
         if length == len(first):
@@ -268,7 +269,8 @@ def test_truncated_second_stream_is_refused(write, pack) -> None:
 
 @every_packing
 def test_damaged_later_stream_is_refused(write, pack) -> None:
-    first, second = pack(b">a\nAC\n"), pack(some_bytes)
+    first = pack(b">a\nAC\n")
+    second = pack(some_bytes)
     refusal_of(write(first + b"X" + second[1:]), PACKED_BADLY)
     middle = len(second) // 2
     flipped = second[:middle] + bytes([second[middle] ^ 1]) + second[middle + 1 :]
@@ -277,7 +279,8 @@ def test_damaged_later_stream_is_refused(write, pack) -> None:
 
 @pytest.mark.parametrize("n_zeros", [4, 12, 2**16 - 4, 2**16, 2**17 + 4])
 def test_xz_padding_is_skipped(write, n_zeros: int) -> None:
-    first, second = lzma.compress(b">a\nAC\n"), lzma.compress(b">b\nGG\n")
+    first = lzma.compress(b">a\nAC\n")
+    second = lzma.compress(b">b\nGG\n")
     path = write(first + bytes(n_zeros) + second + bytes(n_zeros))
     assert read(path) == [("a", "AC"), ("b", "GG")]
     for n_odd in (1, 2, 3):
@@ -483,7 +486,8 @@ def test_endless_blank_lines_take_no_memory(write) -> None:
 
 
 def test_record_and_header_at_their_limits_are_read(write) -> None:
-    header, bases = "a " + "x" * (MAX_HEADER - 2), "ACGT" * 2**19
+    header = "a " + "x" * (MAX_HEADER - 2)
+    bases = "ACGT" * 2**19
     path = write(f">{header}\n{bases}\n>b\nAC\n".encode())
     with with_size(MAX_LETTERS=2**21):
         found = [(record.header, record.sequence) for record in read_fasta(path)]
@@ -580,7 +584,8 @@ def test_line_ends_and_compression_change_nothing(
 ) -> None:
     entries = data.draw(st.lists(st.tuples(headers, written_lines, fillings), max_size=5))
     is_faulty = data.draw(st.booleans())
-    written, expected = data.draw(fillings), []
+    written = data.draw(fillings)
+    expected = []
     for header, lines, blank in entries:
         letters = re.sub("[-.~]", "", "".join(lines))
         expected.append((header, letters, len(written) + 1, len("".join(lines)) - len(letters)))
@@ -610,14 +615,17 @@ def test_line_ends_and_compression_change_nothing(
 )
 def test_spans_cover_every_record_once(tmp_path, suffix, line_end, lead):
     """Blocks end within records, and qualities look like headers."""
-    rng, text, expected = random.Random(1), lead, []
+    rng = random.Random(1)
+    text = lead
+    expected = []
     for i in range(80):
         bases = "".join(rng.choices("ACGT", k=rng.choice([3, 150, 999, 5000])))
         expected.append((f"r{i}", bases))
         quality = "".join(rng.choices("@+>!AB", k=len(bases)))
         fastq = f"@r{i}\n{bases}\n+\n{quality}\n"
         text += fastq if "fq" in suffix else f">r{i}\n{bases[:90]}\n{bases[90:]}\n"
-    content, path = text.replace("\n", line_end).encode(), tmp_path / f"in.{suffix}"
+    content = text.replace("\n", line_end).encode()
+    path = tmp_path / f"in.{suffix}"
     path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
     with with_size(READ_BYTES=1000):
         assert read(path) == expected
@@ -626,7 +634,9 @@ def test_spans_cover_every_record_once(tmp_path, suffix, line_end, lead):
 
 def assert_spans_are_whole(path: Path, n_bytes: int, *, is_cut: bool) -> None:
     """Check the spans. A compressed file is deleted when its first span is open."""
-    records, whole, is_packed = list(read_fasta(path)), path.read_bytes(), path.suffix == ".gz"
+    records = list(read_fasta(path))
+    whole = path.read_bytes()
+    is_packed = path.suffix == ".gz"
     for block in read_blocks(path):
         assert (block.span is not None) == (is_cut and not is_packed)
         again = read_blocks(path, span=block.span) if block.span else [block]

@@ -122,10 +122,12 @@ def test_copy_has_the_row_of_its_original(stores):
 
 
 def test_lost_shard_fails_with_its_copies(stores):
-    lost, kept = [make_orf("a")], [make_orf("b"), make_orf("A", 0), make_orf("B", 1)]
+    lost = [make_orf("a")]
+    kept = [make_orf("b"), make_orf("A", 0), make_orf("B", 1)]
     shards = [make_shard(0, lost), make_shard(1, kept)]
     stores[0].write(shards[1], embed("b"))
-    reader, reasons = FeatureReader(stores[0], shards), {0: "its worker died"}
+    reader = FeatureReader(stores[0], shards)
+    reasons = {0: "its worker died"}
     assert reader.read(shards[0], lost, reasons, 0).reasons == {"a": "its worker died"}
     features = reader.read(shards[1], kept, reasons, 1)
     assert features.reasons == {"A": "its worker died"}
@@ -180,7 +182,8 @@ def test_scattered_vectors_are_not_misread(tmp_path):
 
 
 def test_equal_file_is_kept_and_others_replaced(rundir):
-    path, about = rundir.features / "000000.h5", {"shard": 0}
+    path = rundir.features / "000000.h5"
+    about = {"shard": 0}
     rundir.features.mkdir()
     write_embeddings(path, embed("ab"), about, rundir)
     before = path.stat().st_ino

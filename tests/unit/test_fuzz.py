@@ -76,7 +76,8 @@ def process_as_before(monkeypatch):
 
 def end_of(*words: object, code: int | None = None) -> str:
     """Run a command and return its output. Check its exit code, or that it is documented."""
-    shown, argv = io.StringIO(), sys.argv
+    shown = io.StringIO()
+    argv = sys.argv
     sys.argv = ["virnucpro", *map(str, words)]
     try:
         with redirect_stdout(shown), redirect_stderr(shown), pytest.raises(SystemExit) as ended:
@@ -97,7 +98,8 @@ class Damage:
     """Changes of content. The seed identifies them, so that a failure has a short name."""
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.rng = seed, Random(seed)
+        self.seed = seed
+        self.rng = Random(seed)
 
     def __repr__(self) -> str:
         return f"Damage({self.seed})"

@@ -237,7 +237,8 @@ def test_gene_files_list_the_same_genes():
     assert region[2:5] == ["region", "1", str(len(sequence))]
     assert region[8] == "ID=x%3B1;Is_circular=true"
     for name, row, feature in zip(names, rows, features, strict=True):
-        start, end = int(feature[3]), int(feature[4])
+        start = int(feature[3])
+        end = int(feature[4])
         assert feature[0] == "x%3B1" and feature[2] == "CDS" and feature[7] == "0"
         assert (feature[6], str(start)) == (row["strand"], row["start"])
         assert (end - 1) % len(sequence) + 1 == int(row["end"]) and end - start > 0

@@ -77,7 +77,8 @@ def test_gene_in_its_code_has_the_same_stretches(code: int) -> None:
         return score_block(genes, scorer, GeneticCode.from_number(number))[0]
 
     expected = log_odds(standard)
-    found, closed = abs(log_odds(recoded, code) - expected), abs(log_odds(recoded) - expected)
+    found = abs(log_odds(recoded, code) - expected)
+    closed = abs(log_odds(recoded) - expected)
     assert found.mean() < closed.mean() / 3
 
 
@@ -86,7 +87,8 @@ def test_genome_in_another_code_is_noted(code: int) -> None:
     flanks = noise(300, 1), noise(300, 2)
     recoded = gene(900, 5, code=code).join(flanks)
     reverse = recoded[::-1].translate(str.maketrans("ACGT", "TGCA"))
-    rna, usual = recoded.replace("T", "u").lower(), gene(900, 5).join(flanks)
+    rna = recoded.replace("T", "u").lower()
+    usual = gene(900, 5).join(flanks)
     assert find_open_codes([recoded, reverse, usual, rna]) == [code, code, None, code]
 
 

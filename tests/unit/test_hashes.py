@@ -55,7 +55,8 @@ SHARED_FILES = {"report.html", "samples.tsv", "virnucpro_mqc.tsv"}  # not of eac
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     """A run of two files with tables per file, and with regions."""
-    folder, rng = tmp_path_factory.mktemp("finished"), np.random.default_rng(8)
+    folder = tmp_path_factory.mktemp("finished")
+    rng = np.random.default_rng(8)
     sources = [
         write(folder / f"{name}.fa", long=random_dna(12_000, rng), open=open_dna(900, rng))
         for name in ("a", "b")
@@ -201,7 +202,8 @@ def test_hashes_follow_regions_and_report(tmp_path, finished):
     assert not {"report.html", *REGIONS} & set(hashes_of(tmp_path / "run"))
     assert say("regions", tmp_path / "run")[0] == 0
     assert say("report", tmp_path / "run")[0] == 0
-    expected, found = hashes_of(finished), hashes_of(tmp_path / "run")
+    expected = hashes_of(finished)
+    found = hashes_of(tmp_path / "run")
     for name in ("report.html", SCORES):  # the page has times, and the scores have no regions
         del expected[name], found[name]
     assert found == expected
@@ -297,7 +299,8 @@ def test_kill_before_run_json_is_no_damage(
 ):
     """Files appear one by one, each by a rename. More rounds stop at other ones."""
     sources = [finished.parent / f"{name}.fa" for name in ("a", "b")]
-    number, is_over = chaos_seed % apart + 1 - apart, False
+    number = chaos_seed % apart + 1 - apart
+    is_over = False
     while not is_over:
         number += apart
         shutil.rmtree(copied)
@@ -345,7 +348,8 @@ def test_another_whole_feature_file_is_noticed(tmp_path, make_config):
     config = make_config(fasta, command="extract")
     run_inline(config, None)
     path = config.output / "features/000000.h5"
-    label, before = read_label(path, {}), path.read_bytes()
+    label = read_label(path, {})
+    before = path.read_bytes()
     found = read_embeddings(path, label.attributes)
     other = replace(found, vectors=found.vectors + np.float32(1))
     write_embeddings(path, other, label.attributes, SafeDir(config.output))

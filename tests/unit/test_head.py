@@ -76,7 +76,8 @@ def stored(tmp_path: Path) -> Path:
 
 def metadata(**changes: object) -> dict[str, str]:
     """Return the metadata of ``make_head(4)``, with these changes."""
-    encoder, facts = asdict(ENCODER), asdict(FACTS)
+    encoder = asdict(ENCODER)
+    facts = asdict(FACTS)
     temperatures = {"protein": 1.25, "nucleotide": 0.8}
     for name, value in changes.items():
         next((part for part in (encoder, facts) if name in part), temperatures)[name] = value
@@ -95,7 +96,9 @@ def refusal_of(path: Path, why: str) -> UnavailableError:
 
 @pytest.mark.parametrize("widths", [(), (4,), (5, 3)])
 def test_head_is_read_as_saved(tmp_path: Path, widths: tuple[int, ...]) -> None:
-    head, path, other = make_head(*widths), tmp_path / "head.safetensors", tmp_path / "other"
+    head = make_head(*widths)
+    path = tmp_path / "head.safetensors"
+    other = tmp_path / "other"
     head.save(path)
     head.save(other)
     assert path.read_bytes() == other.read_bytes()
@@ -115,7 +118,8 @@ def test_head_is_read_as_saved(tmp_path: Path, widths: tuple[int, ...]) -> None:
 def test_head_may_have_only_the_protein_network(tmp_path: Path) -> None:
     path = tmp_path / "head.safetensors"
     Head(FACTS, make_head(4).protein).save(path)
-    found, vectors = Head.load(path), some_vectors()
+    found = Head.load(path)
+    vectors = some_vectors()
     assert found.nucleotide is None
     assert not len(found.trained_records) and not len(found.trained_groups)
     assert np.array_equal(found.classify_frames(vectors, some_frames()), found.classify(vectors))
@@ -139,7 +143,8 @@ def test_head_id_is_the_hash_of_its_file(stored: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("widths", [(), (4,), (5, 3)])
 def test_scores_equal_the_formula_in_float64(widths: tuple[int, ...]) -> None:
-    head, vectors = make_head(*widths), some_vectors()
+    head = make_head(*widths)
+    vectors = some_vectors()
     # half a unit of the last of 6 decimals, and the rounding error of a dozen float64 sums
     expected = [by_hand(head.protein, vector) for vector in vectors]
     np.testing.assert_allclose(head.classify(vectors), expected, rtol=0, atol=0.5e-6 + 1e-12)
@@ -151,7 +156,8 @@ def test_scores_equal_the_formula_in_float64(widths: tuple[int, ...]) -> None:
 
 
 def test_scores_do_not_depend_on_other_rows() -> None:
-    head, vectors = make_head(5, 3), some_vectors()
+    head = make_head(5, 3)
+    vectors = some_vectors()
     assert head.classify(some_vectors(0)).shape == (0,)
     assert head.classify_frames(some_vectors(0), []).shape == (0,)
     scores = head.classify(vectors)

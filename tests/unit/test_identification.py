@@ -65,7 +65,9 @@ def example(name: str) -> str:
 NAMES = ("Unaviria", "", "", "", "", "Unaviridae", "Unavirus")
 TAXA = tuple(Taxon(NAMES[:depth], "dsDNA", "") for depth in (0, 1, 6, 7))
 ANCESTORS = np.zeros((len(TAXA), len(RANKS)), dtype=np.int64)
-ANCESTORS[1:, 0], ANCESTORS[2:, FAMILY], ANCESTORS[3, 6] = 1, 2, 3
+ANCESTORS[1:, 0] = 1
+ANCESTORS[2:, FAMILY] = 2
+ANCESTORS[3, 6] = 3
 
 
 def hits_of(*rows: tuple[int, int, int]) -> NodeHits:
@@ -160,7 +162,8 @@ def test_group_probabilities_sum_to_one():
 
 
 def test_group_logits_equal_plain_products():
-    net, rng = load_builtin_groups().network, np.random.default_rng(3)
+    net = load_builtin_groups().network
+    rng = np.random.default_rng(3)
     features = net.mean + net.deviation * rng.normal(size=(19, len(net.mean)))
     x = ((features - net.mean) / net.deviation).clip(-6, 6)
     x = x @ net.hidden[0].T.astype(np.float64) + net.hidden[1]
@@ -252,7 +255,8 @@ def test_page_of_proteins_has_no_groups(tmp_path):
 
 
 def test_provirus_is_identified_by_its_bases(tmp_path):
-    flank, virus = random_dna(2_000, np.random.default_rng(3)), example("example_virus_01")
+    flank = random_dna(2_000, np.random.default_rng(3))
+    virus = example("example_virus_01")
     end = 2_000 + len(virus)
     regions = (Region(2_000, end, "provirus", 0.9, is_virus=True),)
     call = Call("host", 4_000 + len(virus), "scored", "in", virus_score=0.1)

@@ -30,7 +30,8 @@ def install(tmp_path):
         (programs / name).chmod(0o755)
 
     def run(*variables: str, index_exit: int = 0) -> tuple[str, list[str]]:
-        asked, venv = tmp_path / "asked", tmp_path / "venv"
+        asked = tmp_path / "asked"
+        venv = tmp_path / "venv"
         made = subprocess.run(
             [
                 *("make", "-C", ROOT, f"VENV={venv}", f"PYTHON={programs / 'python'}"),

@@ -42,7 +42,8 @@ def back_translated(random: Random, residues: str) -> str:
 
 def test_transposable_elements_in_eukaryotes(tmp_path):
     pytest.importorskip("pyhmmer", reason="the script searches with pyhmmer")
-    script, random = ROOT / "scripts/weights/scorer_elements.py", Random(1)
+    script = ROOT / "scripts/weights/scorer_elements.py"
+    random = Random(1)
     seeds = run_path(str(script))["SEEDS"]
     line = reverse_complement(back_translated(random, seeds["LINE"]))
     mariner = back_translated(random, seeds["mariner"])
@@ -59,7 +60,8 @@ def test_transposable_elements_in_eukaryotes(tmp_path):
     assert [row["id"] for row in rows] == list(records)
     kinds = []
     for row, element in zip(rows, (line, mariner), strict=True):
-        place, name = animal.index(element), row["id"]
+        place = animal.index(element)
+        name = row["id"]
         start, end = map(int, name.removeprefix("animal:").split("-"))
         assert start <= place - 1000 and min(len(animal), place + len(element) + 1000) <= end
         assert end - start < len(element) + 4000

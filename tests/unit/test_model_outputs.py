@@ -122,7 +122,8 @@ def expected_outputs(model: esm.ESM2, protein: str) -> dict[str, np.ndarray]:
     found["logits"] = results["logits"][0, 1:-1]
     found["contacts"] = results["contacts"].reshape(-1, 1)
     places = [i for i, letter in enumerate(protein, 1) if letter != MASK_LETTER]
-    single, masked = [], []
+    single = []
+    masked = []
     for i in places:
         single.append(loss(results["logits"][0, i], tokens[0, i]))
         rows = tokens.clone()
@@ -355,7 +356,8 @@ def test_esmc_outputs_equal_transformers(esmc):
     assert model.includes == ("logits", "perplexity", "perplexity-single-pass")
     choice = OutputChoice(("all",), get_args(Pooling), ("logits", "perplexity-single-pass"))
     ours = compute(load(model, specify(model, choice)))
-    module, head = load_module(esmc, CPU), load_lm_head(esmc, CPU)
+    module = load_module(esmc, CPU)
+    head = load_lm_head(esmc, CPU)
     limit = tolerance(ESMC_SHAPE.n_layers + 1, torch.float32)
 
     for protein, text in PROTEINS.items():

@@ -20,10 +20,15 @@ from virnucpro.core.types import Shard
 from virnucpro.engine.retry_policy import Attempt, WorkerFailure, WorkerState, next_attempt
 
 SHARDS = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(3)]
-SHARD, NO_MEMORY = SHARDS[0], Memory(0, 1)
-RAISED, CRASHED = WorkerFailure("raised", "raised"), WorkerFailure("crashed", "crashed")
-KILLED, SILENT = WorkerFailure("killed", "killed"), WorkerFailure("silent", "silent")
-BATCH, ROW, NOTHING = {4, 5}, {4}, set[int]()
+SHARD = SHARDS[0]
+NO_MEMORY = Memory(0, 1)
+RAISED = WorkerFailure("raised", "raised")
+CRASHED = WorkerFailure("crashed", "crashed")
+KILLED = WorkerFailure("killed", "killed")
+SILENT = WorkerFailure("silent", "silent")
+BATCH = {4, 5}
+ROW = {4}
+NOTHING = set[int]()
 
 
 def workload(*shards: Shard, is_ready: bool = True) -> WorkerState:
@@ -42,7 +47,8 @@ def end_batch(work: WorkerState, *rows: int, shard: Shard = SHARD) -> None:
 
 # The next attempt at a shard
 
-SUSPECTS, ALONE = frozenset(BATCH), frozenset(ROW)
+SUSPECTS = frozenset(BATCH)
+ALONE = frozenset(ROW)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +113,8 @@ def suspect(place: int, *rows: int) -> Attempt:
     return Attempt(SHARDS[place], n_failures=1, suspects=frozenset(rows))
 
 
-IN_WRITING, ONE_MORE = Attempt(SHARDS[0], n_failures=1), Attempt(SHARDS[2])
+IN_WRITING = Attempt(SHARDS[0], n_failures=1)
+ONE_MORE = Attempt(SHARDS[2])
 
 
 @pytest.mark.parametrize(
@@ -200,7 +207,8 @@ def test_failed_shard_leaves_nothing_in_flight():
     ],
 )
 def test_device_that_never_starts_is_given_up(loss, fates):
-    work, answers = workload(is_ready=False), []
+    work = workload(is_ready=False)
+    answers = []
     for _ in fates:
         answers.append(work.handle_failure(loss).failure_event.is_final)
         work = work.for_replacement()
@@ -222,7 +230,8 @@ def test_device_that_keeps_losing_workers(loss, rows, limit):
 
 def test_finished_batch_resets_device_failures():
     work = workload(SHARD)
-    work.n_failures, work.n_unexplained_failures = 99, 5
+    work.n_failures = 99
+    work.n_unexplained_failures = 5
     start_batch(work, 0)
     end_batch(work, 0)
     assert not work.handle_failure(CRASHED).failure_event.is_final

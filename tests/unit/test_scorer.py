@@ -154,8 +154,10 @@ def test_kinds_of_a_record_are_means_over_windows(scorer: Scorer) -> None:
 
 
 def test_thresholds_are_those_of_the_kingdom() -> None:
-    lax, strict = RATES, (replace(RATES[0], cuts=(2.0,)),)
-    kingdoms, lengths = np.array([0, 1, 1]), np.array([100, 100, 5000])
+    lax = RATES
+    strict = (replace(RATES[0], cuts=(2.0,)),)
+    kingdoms = np.array([0, 1, 1])
+    lengths = np.array([100, 100, 5000])
     assert thresholds_of([lax, strict], kingdoms, lengths, 0.1).tolist() == [0.0, 2.0, 2.0]
     rare = (replace(RATES[0], false_positives=(0.01,)),)
     rates = false_discovery_rates_of([lax, rare], kingdoms, np.zeros(3), lengths, 0.5)
@@ -234,7 +236,8 @@ def test_senseless_word_table_is_refused(make: Callable[[], WordTable], why: str
 
 def test_score_does_not_depend_on_other_records() -> None:
     """Also for records across a block border, and for one that is read by itself."""
-    scorer, rng = Scorer.load_builtin(), np.random.default_rng(13)
+    scorer = Scorer.load_builtin()
+    rng = np.random.default_rng(13)
     lengths = [*range(150, 310), 499, 500, 1000, 2000, 12_000, 480_000]
     sequences = [random_sequence(n, n) for n in rng.permutation(lengths)]
     sequences.append(random_sequence(1_000_001, 1))
@@ -334,7 +337,8 @@ def test_prokaryote_net_counts_by_likelihood() -> None:
     nets[RATIOS.start] = nets[RATIOS.start][0], 1
     special = nets_of((73, 16, 8, 2), 1, rng)[0], 1
     mean, deviation = spread(201, rng)
-    usual, views = rounded(mean, deviation, nets), rounded(mean, deviation, nets, special)
+    usual = rounded(mean, deviation, nets)
+    views = rounded(mean, deviation, nets, special)
     features = rng.normal(0, 4, (101, 201)).astype(np.float32)
     each = [(low, of, nets[low][1]) for low, of in stacked_layers(nets)]
     expected = log_odds_in_whole_numbers(
@@ -414,7 +418,8 @@ def test_every_processor_gives_the_same_bits(
 def attend(projected: NDArray[np.float32]) -> NDArray[np.float32]:
     """Compute attention within two proteins of one length, without rotation."""
     n, _, n_heads, dim = projected.shape
-    cos, sin = np.ones((n, dim), np.float32), np.zeros((n, dim // 2), np.float32)
+    cos = np.ones((n, dim), np.float32)
+    sin = np.zeros((n, dim // 2), np.float32)
     out = np.empty((n, n_heads, dim), np.float32)
     addresses = [array.ctypes.data for array in (projected, cos, sin, out)]
     runs = np.array([0, 2, n // 2])
@@ -457,7 +462,8 @@ def test_windows_have_their_own_networks(scorer: Scorer) -> None:
 
 
 def test_package_nets_fit_their_features() -> None:
-    scorer, proteins = Scorer.load_builtin(), Scorer.load_builtin().proteins
+    scorer = Scorer.load_builtin()
+    proteins = Scorer.load_builtin().proteins
     assert proteins is not None
     each = [(one.nets, N_FEATURES + (N_LAYOUT if one.part else 0)) for one in scorer.pieces]
     each.append((scorer.windows.nets, N_FEATURES))

@@ -108,7 +108,8 @@ def test_piece_features_ignore_its_position(seed: int, before: int, behind: int)
 
 @given(PIECE, CODES, st.integers(1, 400), st.integers(1, 400))
 def test_piece_features_ignore_earlier_pieces(text: str, code, size: int, other_size: int) -> None:
-    row, words = Windows.from_sequences([text]), table_of([text])
+    row = Windows.from_sequences([text])
+    words = table_of([text])
 
     def cut_into(pieces: Windows, size: int) -> Windows:
         starts = np.arange(0, len(text), size, dtype=np.int64)
@@ -182,7 +183,8 @@ def test_word_counts_equal_python(text: str, words: list[str]) -> None:
 def test_words_are_counted_in_bounded_memory() -> None:
     """The bases around a candidate are few, however long the record is."""
     n_around = landmarks._SIMILAR_WORDS
-    word, other = "GATTACAGATTACA", "CCCCGGGGTTTT"
+    word = "GATTACAGATTACA"
+    other = "CCCCGGGGTTTT"
     unit = "A" * 9_000
     text = f"{unit}{word}" * (5 * n_around // 9_014)
     record = landmarks.RecordText(text)

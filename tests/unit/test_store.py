@@ -303,7 +303,8 @@ def test_odd_label_is_refused(path: Path, attributes: object, failed_records: ob
 def test_changed_label_bit_is_refused(path: Path) -> None:
     """Also if its value is not used, or if the result is another valid label."""
     write_embeddings(path, make_embeddings(5), ATTRIBUTES, SafeDir(path.parent))
-    whole, start = path.read_bytes(), read_label(path, {}).n_bytes
+    whole = path.read_bytes()
+    start = read_label(path, {}).n_bytes
     assert len(whole) - start > 200
     for place in range(start, len(whole)):
         changed = bytearray(whole)
@@ -403,7 +404,8 @@ def test_bits_that_the_disk_changed_are_noticed_when_read(path, monkeypatch) -> 
 
 
 def test_failed_write_keeps_the_old_file(path: Path) -> None:
-    before, after = make_embeddings(5), make_embeddings(9)
+    before = make_embeddings(5)
+    after = make_embeddings(9)
     write_embeddings(path, before, ATTRIBUTES, SafeDir(path.parent))
     with pytest.raises(StorageError, match="too large"), no_file_longer_than(1000):
         write_embeddings(path, after, ATTRIBUTES, SafeDir(path.parent))
@@ -494,7 +496,8 @@ def test_exports_load_without_code(tmp_path: Path, n_orfs: int, per_residue: boo
 def test_parquet_holds_odd_ids_and_bfloat16(tmp_path: Path) -> None:
     vectors = np.random.default_rng(1).standard_normal((2, 50_000)).astype(np.float32)
     rounded = torch.from_numpy(vectors).bfloat16().float().numpy()
-    encoder, sizes = replace(ENCODER, dim=50_000), []
+    encoder = replace(ENCODER, dim=50_000)
+    sizes = []
     for each in (vectors, rounded):
         embeddings = Embeddings(("\udcff<>", "b"), np.ones(2, np.int32), each)
         save_parquet(tmp_path / "000000.parquet", embeddings, encoder, SafeDir(tmp_path))
@@ -518,7 +521,8 @@ def test_equal_content_gives_equal_bytes(tmp_path: Path) -> None:
         save_parquet(folder / "000000.parquet", parts[0], ENCODER, tree)
         wait_until(lambda began=began: time.time() > began + 1)  # HDF5 counts time in seconds
     for name in ("000000.h5", "000000.npz", "000000.pt", "000000.parquet"):
-        first, second = tmp_path / "one" / name, tmp_path / "two" / name
+        first = tmp_path / "one" / name
+        second = tmp_path / "two" / name
         assert first.read_bytes() == second.read_bytes(), name
 
 

@@ -212,7 +212,8 @@ def test_processes_follow_memory(setting):
 def test_gpu_loads_one_model_at_a_time(
     setting,
 ):
-    n_loaded, rows = [], []
+    n_loaded = []
+    rows = []
     with layouts(setting, 1, 3) as (one,):
         peers = peer_ways(setting, has_bf16=False)[:1]
         ways = [FAILING, *peers, *our_ways(("fp32",), setting)]

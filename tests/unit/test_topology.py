@@ -72,7 +72,8 @@ def test_repeat_everywhere_does_not_count() -> None:
 
 
 def test_repeat_may_differ_in_one_of_fifty() -> None:
-    repeat, inner = bases(200, 1), bases(2_000, 2)
+    repeat = bases(200, 1)
+    inner = bases(2_000, 2)
     changed = list(repeat)
     for place in (50, 100, 150, 199):
         changed[place] = different_from(changed[place])

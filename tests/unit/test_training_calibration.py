@@ -114,7 +114,8 @@ def test_threshold_passes_one_in_twenty(make):
     frames = records(400)
     odds = make(frames, np.random.default_rng(3))
     found = calibrate(odds, odds, frames)
-    shares, parts = [], []
+    shares = []
+    parts = []
     for n_chunks in (1, 2, 6, 20):
         is_virus = np.repeat(np.arange(400) % 2 == 0, math.ceil(N_CHUNKS / n_chunks))
         n = np.tile(np.minimum(n_chunks, N_CHUNKS - np.arange(0, N_CHUNKS, n_chunks)), 400)

@@ -280,7 +280,8 @@ def test_manifest_from_a_table(tmp_path: Path) -> None:
 
 def test_unknown_label_is_no_host(tmp_path: Path) -> None:
     (tmp_path / "g.fa").write_text(">a\nACGT\n>b\nACGT\n")
-    table, out = tmp_path / "taxonomy.tsv", tmp_path / "manifest.tsv"
+    table = tmp_path / "taxonomy.tsv"
+    out = tmp_path / "manifest.tsv"
     table.write_text("accession\tlabel\tfamily\na\tViral\tA\nb\tother\tB\n")
     asked = ManifestOptions(output=out, table=table, fasta=(tmp_path / "g.fa",))
     with pytest.raises(InputError, match=r"taxonomy\.tsv:2: the label is 'viral'"):

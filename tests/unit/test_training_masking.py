@@ -41,8 +41,10 @@ def masked(proteins: list[str]) -> MaskedBatch:
 
 
 def test_15_percent_of_residues_are_chosen():
-    packed, batch = PackedBatch.from_sequences(PROTEINS), masked(PROTEINS)
-    tokens, places = batch.packed.tokens, batch.places
+    packed = PackedBatch.from_sequences(PROTEINS)
+    batch = masked(PROTEINS)
+    tokens = batch.packed.tokens
+    places = batch.places
     per_protein = np.histogram(places, packed.cu_seqlens)[0].tolist()
     assert per_protein == [1, 1, 1, 1, 2, 3, 8, 25, 50]
     assert len(set(places.tolist())) == len(places)
@@ -59,7 +61,8 @@ def test_chosen_residues_are_masked_or_drawn():
     )
     n = len(batch.places)
     assert n == 400 * 30
-    read, told = batch.packed.tokens[batch.places], batch.targets
+    read = batch.packed.tokens[batch.places]
+    told = batch.targets
     # a draw is one of 20 amino acids, so it is the same as before once in 20 times
     shares = {
         "masked": (np.sum(read == MASK), 0.8),

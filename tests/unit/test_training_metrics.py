@@ -46,8 +46,11 @@ def of(scores: list[float], labels: list[int], weights: list[float] | None = Non
 @pytest.mark.parametrize("seed", range(5))
 def test_figures_and_curve_equal_scikit_learn(seed: int) -> None:
     samples = make_samples(500, np.random.default_rng(seed))
-    found, threshold = measured(samples, 0.6), 0.6
-    labels, scores, weights = samples.is_virus, samples.scores, samples.weights
+    found = measured(samples, 0.6)
+    threshold = 0.6
+    labels = samples.is_virus
+    scores = samples.scores
+    weights = samples.weights
     called = scores >= threshold
     false, true, thresholds = oracle.roc_curve(
         labels, scores, sample_weight=weights, drop_intermediate=False
@@ -140,7 +143,8 @@ def test_interval_is_over_groups() -> None:
     one_each = Samples(few.scores, np.arange(40) % 2 == 0, np.arange(40), np.ones(40))
     many = Samples(*(np.repeat(v, 100) for v in (few.scores, one_each.is_virus, one_each.groups)),
                    np.ones(4000))  # fmt: skip
-    narrow, wide = resampled(one_each, 0.5, seed=1), resampled(many, 0.5, seed=1)
+    narrow = resampled(one_each, 0.5, seed=1)
+    wide = resampled(many, 0.5, seed=1)
     for end, expected in zip(narrow, wide, strict=True):
         assert end["auroc"] == pytest.approx(expected["auroc"], abs=1e-12)
     single = replace(many, groups=np.arange(4000))
@@ -176,7 +180,8 @@ def test_interval_covers_the_truth() -> None:
 
 def test_seed_fixes_the_interval() -> None:
     samples = make_samples(400, np.random.default_rng(5))
-    one, other = resampled(samples, 0.5, seed=7), resampled(samples, 0.5, seed=7)
+    one = resampled(samples, 0.5, seed=7)
+    other = resampled(samples, 0.5, seed=7)
     assert one == other
     assert resampled(samples, 0.5, seed=8)[0] != one[0]
     value = measured(samples, 0.5)
@@ -193,7 +198,8 @@ def test_group_with_both_labels_is_drawn_by_label() -> None:
 
 def test_infinite_odds_are_ranked_and_nan_refused():
     """The probabilities of infinite log-odds are all 1."""
-    odds, is_virus = np.array([-np.inf, 41.0, 40.0, 500.0]), np.array([False, True, False, True])
+    odds = np.array([-np.inf, 41.0, 40.0, 500.0])
+    is_virus = np.array([False, True, False, True])
     assert auroc(odds, is_virus) == 1.0
     with pytest.raises(AssertionError, match="must not be NaN"):
         auroc(np.array([0.0, np.nan]), np.array([True, False]))

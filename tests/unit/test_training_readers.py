@@ -55,7 +55,8 @@ def test_frame_vector_ignores_neighbours(encoding, architecture):
 @architectures
 @torch.no_grad()
 def test_gpu_reads_in_float32_like_a_cpu(encoding, architecture):
-    reader, batch = make_reader(encoding, architecture), PackedBatch.from_sequences(PROTEINS)
+    reader = make_reader(encoding, architecture)
+    batch = PackedBatch.from_sequences(PROTEINS)
     expected = reader(batch)
     use_device(torch.device("cuda:0"))
     found = reader.to("cuda:0")(batch).cpu()
@@ -104,14 +105,16 @@ def test_frozen_encoder_keeps_no_graph(architecture):
     reader = make_reader("esm2", architecture)
     reader.encoder.requires_grad_(False)
     assert not reader.encoder(PackedBatch.from_sequences(PROTEINS)).requires_grad
-    module, learned = classifier_of(reader), frames()
+    module = classifier_of(reader)
+    learned = frames()
     module(frame_batch(learned, np.arange(20), learned.weight)).backward()
     assert all(parameter.grad is None for parameter in reader.encoder.parameters())
     assert all(parameter.grad.any() for parameter in module.classifier.parameters())
 
 
 def test_composition_sees_no_residue():
-    module, learned = classifier_of(FrameNetwork(None, 0)), frames()
+    module = classifier_of(FrameNetwork(None, 0))
+    learned = frames()
     batch = frame_batch(learned, np.arange(20), learned.weight)
     logits = module.logits(batch)
     assert logits.shape == (1, 20)

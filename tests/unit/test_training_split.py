@@ -71,7 +71,8 @@ def test_group_in_two_strata_stays_together() -> None:
 def test_split_is_read_back(tmp_path: Path) -> None:
     records = make_records(12) + make_records(5, "bacteria", is_virus=False)
     splits = split_groups(records, seed=1)
-    one, other = tmp_path / "one.tsv", tmp_path / "other.tsv"
+    one = tmp_path / "one.tsv"
+    other = tmp_path / "other.tsv"
     write_split(one, records, splits)
     write_split(other, records[::-1], dict(reversed(splits.items())))
     assert one.read_bytes() == other.read_bytes()

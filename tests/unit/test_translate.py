@@ -93,7 +93,8 @@ def naive_translate(bases: str, code: Mapping[str, str] = CODE) -> str:
 
 def naive_frames(chunk: Chunk, code: Mapping[str, str] = CODE) -> list[Orf]:
     """Return the frames that are kept, with T for U."""
-    kept, sequence = [], chunk.sequence.upper().replace("U", "T")
+    kept = []
+    sequence = chunk.sequence.upper().replace("U", "T")
     for sign, strand in (("+", sequence), ("-", naive_reverse(sequence))):
         for offset in range(3):
             protein = naive_translate(strand[offset:], code)

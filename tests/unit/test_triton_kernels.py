@@ -144,7 +144,8 @@ def test_rotation_compiles_for_every_gpu(capability, number, shapes):
 
 
 # between two layers; and for the widest within a layer, and behind the last, which is in float32
-BORDER, MORE_BORDERS = (2, True, True), [(1, False, True), (2, False, False)]
+BORDER = (2, True, True)
+MORE_BORDERS = [(1, False, True), (2, False, False)]
 
 
 @pytest.mark.usefixtures("cache")
@@ -269,8 +270,11 @@ def test_trial_binds_and_compiles(driver, monkeypatch):
 
 
 def test_every_call_binds_and_compiles(driver):
-    x, branch, norm = torch.zeros(33, 1280), torch.zeros(33, 1280).bfloat16(), nn.LayerNorm(1280)
-    in_8_bits, scales = torch.empty(33, 1280, dtype=E4M3), torch.empty(33, 1)
+    x = torch.zeros(33, 1280)
+    branch = torch.zeros(33, 1280).bfloat16()
+    norm = nn.LayerNorm(1280)
+    in_8_bits = torch.empty(33, 1280, dtype=E4M3)
+    scales = torch.empty(33, 1)
     with torch.inference_mode():
         triton_kernels.add_and_norm(x, [branch], norm, in_8_bits, None, scales)
         triton_kernels.add_and_norm(x, [branch] * 2, norm, x, None)
@@ -351,7 +355,8 @@ def test_rotation_leaves_the_values(n_heads, head_dim, dtype, proteins):
         PackedBatch.from_sequences(["MKV", *proteins]), rotary_frequencies(head_dim)
     )
     n_tokens = sum(len(protein) + 2 for protein in proteins)
-    cos, sin = batch.cos[-n_tokens or 5 :], batch.sin[-n_tokens or 5 :]
+    cos = batch.cos[-n_tokens or 5 :]
+    sin = batch.sin[-n_tokens or 5 :]
     qkv = torch.randn(n_tokens, 3, n_heads, head_dim).to(dtype)
     before = qkv.clone()
     tables = (table[:n_tokens, None, None].double() for table in (cos, sin))
@@ -411,7 +416,8 @@ def test_border_equals_pytorch_and_float64(dim, n_tokens, n_added, keeps_total, 
 @pytest.mark.parametrize("branch_scale", [1.0, 0.5, (36 / 30) ** 0.5])
 def test_border_scales_branches_of_esmc(n_added, keeps_total, branch_scale):
     """The last norm of ESM C has no bias, and the kernel then reads none."""
-    dim, n_tokens = 960, 3
+    dim = 960
+    n_tokens = 3
     norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS, bias=False)
     norm.weight.data.normal_(1, 0.1)
     x = 3 * torch.randn(n_tokens, dim) + 1
@@ -436,7 +442,8 @@ def assert_nearly_in_8_bits(rows: Rows8, expected: Rows8, slack: float) -> None:
     A few numbers between two e4m3 values may be rounded to the other one.
     """
     torch.testing.assert_close(rows.scales, expected.scales, rtol=slack, atol=0)
-    found, exact = rows.values.float(), expected.values.float()
+    found = rows.values.float()
+    exact = expected.values.float()
     torch.testing.assert_close(found, exact, rtol=2**-3, atol=2**-9)
     assert (found != exact).sum() <= 1e-3 * found.numel() + 1
 
@@ -447,7 +454,8 @@ def assert_nearly_in_8_bits(rows: Rows8, expected: Rows8, slack: float) -> None:
 @pytest.mark.parametrize("has_gelu", [False, True])
 def test_fp8_rows_equal_pytorch(dim, n_tokens, has_gelu):
     x = (torch.arange(n_tokens)[:, None] * torch.randn(n_tokens, dim)).bfloat16()  # the first: 0
-    values, scales = torch.empty(n_tokens, dim, dtype=E4M3), torch.full((n_tokens, 1), torch.nan)
+    values = torch.empty(n_tokens, dim, dtype=E4M3)
+    scales = torch.full((n_tokens, 1), torch.nan)
     triton_kernels.quantise(x, values, scales, has_gelu=has_gelu)
     if has_gelu:
         assert_nearly_in_8_bits(
@@ -464,7 +472,8 @@ def test_fp8_rows_equal_pytorch(dim, n_tokens, has_gelu):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_nan_row_keeps_nan_in_fp8(odd):
     """A run recognises NaN in the vector. Rounding must not make it finite."""
-    x, norm = torch.randn(3, 40), nn.LayerNorm(40)
+    x = torch.randn(3, 40)
+    norm = nn.LayerNorm(40)
     x[1, 7] = odd
     for run in (
         lambda *rows: triton_kernels.quantise(x.bfloat16(), *rows, has_gelu=False),
@@ -479,12 +488,15 @@ def test_nan_row_keeps_nan_in_fp8(odd):
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(("n_added", "keeps_total"), [(1, False), (2, True)])
 def test_border_rounds_its_norm_to_8_bits(n_added, keeps_total):
-    dim, n_tokens = 320, 3
+    dim = 320
+    n_tokens = 3
     norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
     norm.weight.data.normal_(1, 0.1)
     norm.bias.data.normal_()
-    x, added = torch.randn(n_tokens, dim), [torch.randn(n_tokens, dim).bfloat16()] * n_added
-    values, scales = torch.empty(n_tokens, dim, dtype=E4M3), torch.full((n_tokens, 1), torch.nan)
+    x = torch.randn(n_tokens, dim)
+    added = [torch.randn(n_tokens, dim).bfloat16()] * n_added
+    values = torch.empty(n_tokens, dim, dtype=E4M3)
+    scales = torch.full((n_tokens, 1), torch.nan)
     total = torch.empty(n_tokens, dim) if keeps_total else None
     with torch.inference_mode():
         triton_kernels.add_and_norm(x, added, norm, values, total, scales)
@@ -645,7 +657,9 @@ def test_attention_in_tiles_equals_float64(head_dim, seqlens, kernel):
 
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "dnabert_s"
-TOKEN, POOLED = 2e-5, 5e-6  # as of ``test_dnabert_s``
+# as of ``test_dnabert_s``
+TOKEN = 2e-5
+POOLED = 5e-6
 INTERPRETED = {1, 2, 17, 33, 65}  # tokens of texts; longer ones take long
 
 
@@ -696,7 +710,8 @@ class Recorder:
     """Stands for a compiled kernel, and counts its launches."""
 
     def __init__(self, launches: Launches, kernel: Any) -> None:
-        self.launches, self.kernel = launches, kernel
+        self.launches = launches
+        self.kernel = kernel
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*_: object, **__: object) -> None:

@@ -22,7 +22,8 @@ from virnucpro.models.gpu_state import GpuState, format_cores, read_gpu_state, r
 from virnucpro.models.nvidia import Unusable, list_gpus, visible_gpus, why_unusable
 from virnucpro.models.torch_build import TorchBuild, torch_build
 
-_COLUMNS, _INDENT = 80, 8 * " "  # for the lines that describe a machine
+_COLUMNS = 80  # of the lines that describe a machine
+_INDENT = 8 * " "
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 _KERNELS = ("rotation", "residual + LayerNorm", "fp8 quantise", "DNABERT-S attention")
 _USED = "used"

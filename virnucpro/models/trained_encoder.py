@@ -45,7 +45,8 @@ from virnucpro.models.options import Architecture, Encoding
 from virnucpro.models.packing import PackedBatch, PackedEncoder
 from virnucpro.models.transformer import DTYPES
 
-LEARNED, COMPOSITION = "learned", "composition"  # family names
+LEARNED = "learned"  # family name
+COMPOSITION = "composition"  # family name
 _HERE = "."  # the ESM-2 in the same folder as the file
 _FACTS = "virnucpro_encoder"  # metadata entry
 _NETWORK = "network."  # prefix of weight names: the network's module in a reader

@@ -37,9 +37,8 @@ from virnucpro.sequences.orfs import Orfs, Texts
 # (number of shards, residues per shard) before the largest; 17.5 million residues make 208 shards
 _SMALL_SHARDS = ((32, 16_000), (32, 32_000), (32, 64_000), (128, 125_000))
 N_SMALL_SHARDS = sum(n for n, _ in _SMALL_SHARDS)
-MAX_REMEMBERED = (
-    2**18
-)  # ORFs; older ones are forgotten together, so memory contains up to twice as many
+# ORFs. Older ones are forgotten together, so memory contains up to twice as many.
+MAX_REMEMBERED = 2**18
 
 
 def shard_size(position: int, largest: int) -> int:
@@ -84,7 +83,8 @@ def digests_of(orfs: Orfs, reads: Sequence[Alphabet]) -> NDArray[np.uint64]:
     """
     texts = [orfs.bases if alphabet is Alphabet.DNA else orfs.proteins for alphabet in reads]
     digests = np.empty((len(orfs), 2), dtype=np.uint64)
-    first, last = texts[0], texts[-1]
+    first = texts[0]
+    last = texts[-1]
     columns = (first.letters, first.bounds, last.letters, last.bounds)
     call("digest_texts", *columns, len(texts), len(orfs), digests)
     return digests

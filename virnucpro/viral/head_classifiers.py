@@ -160,7 +160,8 @@ class Cascade(RecordClassifier):
 
     @property
     def threshold(self) -> ThresholdText:
-        (words, scores), (scorer_threshold, _) = self.then.threshold, self.first.threshold
+        (words, scores) = self.then.threshold
+        (scorer_threshold, _) = self.first.threshold
         return "; not embedded: ".join(dict.fromkeys((words, scorer_threshold))), scores
 
     def min_length(self, input_type: InputType) -> int:
@@ -238,8 +239,10 @@ def combine_calls(
     each = zip(*(column.tolist() for column in columns), strict=True)
     for place, score, base_score, decision, rate in each:
         if not isnan(base_score):  # NaN: the scorer cannot read it
-            calls.statuses[place], calls.are_viruses[place] = "scored", decision
-            calls.virus_scores[place], calls.base_scores[place] = score, base_score
+            calls.statuses[place] = "scored"
+            calls.are_viruses[place] = decision
+            calls.virus_scores[place] = score
+            calls.base_scores[place] = base_score
             calls.rates[place] = rate
 
 

@@ -37,13 +37,17 @@ RIBOSOMAL_RNA = (
 # Acids Res. 26:148). It ends eight bases before the end of the tRNA
 _T_ARM = re.compile(r"(?=([ACGT]{4})GTTC[AG]A.[CT]C([ACGT]{4}))")
 _PAIRS = {"AT", "TA", "CG", "GC", "GT", "TG"}
-_MIN_PAIRS, _BEHIND_ARM = 4, 25  # bases from the arm's first base to the tRNA's end
+_MIN_PAIRS = 4  # of bases in the stem of an arm
+_BEHIND_ARM = 25  # bases from the arm's first base to the tRNA's end
 SHORTEST_GENE = 60  # codons in the shortest open reading frame that counts as a gene
 NEAR = 3_000  # bases from an end. Beyond, chance counts in proportion to the distance
-SHORTEST_REPEAT, LONGEST_REPEAT = 12, 300  # bases
+SHORTEST_REPEAT = 12  # bases
+LONGEST_REPEAT = 300  # bases
 MAX_BY_CHANCE = 0.01  # accept at most this many equally good repeats by chance
 _WORD = 6  # bases. Codons and composition make some k-mers common
-_PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases on either side of a match are host
+# bases on either side of a match that are host
+_PEPTIDE_REACH = 10_000
+_RNA_REACH = 3_000
 _BASES_AT_ONCE = 1_000_000  # read at once
 _EVERY_STRETCH = slice(None)
 _SEARCHED_BASES = 2**24  # bases in which repeats of a region are counted: usually the genome

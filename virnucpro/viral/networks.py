@@ -41,9 +41,12 @@ FORMAT = 13
 ALL = ""  # the view for networks that read all features
 VIEWS = {"shares": SHARES, "ratios": RATIOS, ALL: slice(None)}
 PROKARYOTIC = "prokaryotic"  # the network trained on prokaryotes and their viruses alone
-WINDOWS, PROTEINS = "windows", "proteins"  # tensor prefixes of these networks
+WINDOWS = "windows"  # tensor prefix of these networks
+PROTEINS = "proteins"  # tensor prefix of these networks
 N_LAYERS = 3
-_OUTPUTS, _INPUTS = 32, 4  # of a layer, which the library computes together
+# the library computes this many outputs and inputs of a layer together
+_OUTPUTS = 32
+_INPUTS = 4
 
 OWN_SCORER = EMBEDDED_FOLDER / "scorer.safetensors"
 DIGESTS = ("trained_records", "trained_groups")

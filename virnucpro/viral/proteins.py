@@ -44,8 +44,10 @@ _HYDROPATHY = np.array(
 )
 _CHARGE = np.array([(letter in "KR") - (letter in "DE") for letter in AMINO_ACIDS] + [0])
 _VALUES = np.stack([_HYDROPATHY, _CHARGE], axis=1)
-_WINDOW, _IN_MEMBRANE = 19, 15  # residues in a transmembrane helix, and its hydropathy, in tenths
-_SIMPLE, _MAX_KINDS = 12, 5  # residues in a low-complexity window, and the most residue kinds in it
+_WINDOW = 19  # residues in a transmembrane helix
+_IN_MEMBRANE = 15  # its hydropathy, in tenths
+_SIMPLE = 12  # residues in a low-complexity window
+_MAX_KINDS = 5  # different residues in it
 
 Features = NDArray[np.float32]
 Ratios = NDArray[np.int8]
@@ -72,7 +74,8 @@ class Proteins:
         n_before = np.zeros(len(self.residues) + 1, dtype=np.int64)
         np.cumsum(self.residues < NO_RESIDUE, out=n_before[1:])
         ends = np.cumsum(self.lengths)
-        return n_before[ends] - n_before[ends - self.lengths]
+        counts: IntArray = n_before[ends] - n_before[ends - self.lengths]
+        return counts
 
     @classmethod
     def from_sequences(cls, sequences: Sequence[str]) -> Proteins:

@@ -17,7 +17,9 @@ from virnucpro.models.base import check_intact
 if TYPE_CHECKING:
     import tokenizers
 
-UNKNOWN, FIRST, LAST = 0, 1, 2  # ids of [UNK], [CLS], [SEP]
+UNKNOWN = 0  # id of [UNK]
+FIRST = 1  # id of [CLS]
+LAST = 2  # id of [SEP]
 _SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
 
 

@@ -52,7 +52,8 @@ from virnucpro.models.validation.random_weights import MODELS, make_proteins, wr
 from virnucpro.models.validation.timing import FAIR_ESM_TOKENS, count_tokens, time_batches
 
 _N_BATCHES = 3  # different batches with the largest budget
-_SECONDS, _QUICK_SECONDS = 2.0, 0.1  # minimum duration of a repeat
+_SECONDS = 2.0  # minimum duration of a repeat
+_QUICK_SECONDS = 0.1
 _SIDE = {"cuda": 8192, "mps": 4096, "cpu": 1024}  # matrix rows and columns
 _SEED = 1
 

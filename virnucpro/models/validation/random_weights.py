@@ -78,7 +78,8 @@ def write_checkpoint(path: Path, shape: ESM2Shape, seed: int, device: torch.devi
 def random_numbers(name: str, size: torch.Size, seed: int, device: torch.device) -> Tensor:
     """Draw the numbers in a tensor in float32, on a device."""
     module = name.split(".")[-2]
-    scale, offset = 0.1, 0.0  # of a bias
+    scale = 0.1  # of a bias
+    offset = 0.0
     # All others: 1. Larger queries and keys make attention prefer some keys.
     gains = {"q_proj": 1.5**0.5, "k_proj": 1.5**0.5, "out_proj": 0.5}
     if module == "embed_tokens":
