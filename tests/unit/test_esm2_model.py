@@ -451,13 +451,14 @@ def test_gradients_equal_fair_esm(oracle, kernel):
 
 
 @pytest.mark.parametrize("oracle", [16, 24, 32], indirect=True)
-@pytest.mark.parametrize("length", [1, 50, 166])
+@pytest.mark.parametrize("length", [2, 50, 166])
 @pytest.mark.parametrize("n_others", [1, 7, 40])
 @pytest.mark.parametrize(
     ("dtype", "is_reordered"),
     [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)],
 )
 def test_cpu_vector_has_same_bits_in_any_batch(oracle, length, n_others, dtype, is_reordered):
+    """In batches of four tokens or more: MKL computes fewer rows otherwise on AMD CPUs."""
     model = load_esm2(oracle.path, oracle.shape.n_layers, dtype, torch.device("cpu"))
     if is_reordered:
         model.reorder_weights()

@@ -182,7 +182,7 @@ def test_word_counts_equal_python(text: str, words: list[str]) -> None:
 
 def test_words_are_counted_in_bounded_memory() -> None:
     """The bases around a candidate are few, however long the record is."""
-    n_around = landmarks._SIMILAR_WORDS
+    n_around = landmarks._SEARCHED_BASES
     word = "GATTACAGATTACA"
     other = "CCCCGGGGTTTT"
     unit = "A" * 9_000
