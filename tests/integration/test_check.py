@@ -133,6 +133,7 @@ def test_both_programs_use_the_files_rotary_table(tmp_path):
 
 SMALL = [faults.scale_a_norm, faults.scale_rotary, faults.round_rotary, faults.change_a_weight]
 SMALL += [faults.forget_the_last_norm, faults.exchange_two_rows, faults.give_nan]
+# A limit of bf16 is larger, so float32 finds these too.
 PLAIN = [faults.take_an_earlier_layer, faults.pool_the_start, faults.pool_all_tokens]
 PLAIN += [faults.read_j_as_leucine]
 LARGE = [faults.scale_a_norm_much, faults.take_bf16_angles]  # compared with roundings of bf16
@@ -140,7 +141,7 @@ LARGE = [faults.scale_a_norm_much, faults.take_bf16_angles]  # compared with rou
 
 @pytest.mark.parametrize(
     ("fault", "precision"),
-    [*((one, "fp32") for one in SMALL + PLAIN), *((one, "bf16") for one in PLAIN + LARGE)],
+    [*((one, "fp32") for one in SMALL), *((one, "bf16") for one in PLAIN + LARGE)],
 )
 def test_fault_larger_than_rounding_fails(model, fault, precision):
     with faults.crooked(fault):

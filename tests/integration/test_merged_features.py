@@ -187,7 +187,7 @@ def test_all_is_read_with_64_open_files(tmp_path):
 def test_memory_does_not_grow_with_files(tmp_path):
     """Memory has one block and the ids of one file. A file here has 1.3 MB."""
     peaks = []
-    for n_files in (2, 24):
+    for n_files in (2, 8):
         store = make_store(tmp_path / str(n_files))
         parts, _ = make_parts(store, [40_000] * n_files)
         tracemalloc.start()

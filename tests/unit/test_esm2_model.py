@@ -452,7 +452,7 @@ def test_gradients_equal_fair_esm(oracle, kernel):
 
 @pytest.mark.parametrize("oracle", [16, 24, 32], indirect=True)
 @pytest.mark.parametrize("length", [2, 50, 166])
-@pytest.mark.parametrize("n_others", [1, 7, 40])
+@pytest.mark.parametrize("n_others", [1, 40])
 @pytest.mark.parametrize(
     ("dtype", "is_reordered"),
     [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)],
