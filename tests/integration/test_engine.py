@@ -229,9 +229,11 @@ def test_inline_model_leaves_malloc_alone(make_config, contigs):
 
 
 def test_shard_is_written_during_the_next(run_by):
+    """Two may be written at a time, so the third may begin, but not the fourth."""
     _, _, events = run_by()
     first_done = next(i for i, e in enumerate(events) if isinstance(e, ShardDone))
-    assert {e.shard.index for e in select_kind(BatchStarted, events[:first_done])} == {0, 1}
+    begun = {e.shard.index for e in select_kind(BatchStarted, events[:first_done])}
+    assert {0, 1} <= begun <= {0, 1, 2}
 
 
 @pytest.mark.parametrize("worker", [faulty_workers.KilledWorker, faulty_workers.HuntedWorker])
