@@ -405,7 +405,7 @@ def test_feature_file_in_other_order_is_refused(make_config, tmp_path):
 def test_forgotten_copies_cost_only_time(
     make_config, tiny, repeated, undisturbed, proteins, monkeypatch
 ):
-    monkeypatch.setattr(shards, "SequenceIndex", partial(SequenceIndex, most=4))
+    monkeypatch.setattr(shards, "SequenceIndex", partial(SequenceIndex, max_remembered=4))
     monkeypatch.setattr(plan, "LETTERS_AT_ONCE", 300)
     config = make_config(repeated)
     events = []
@@ -424,11 +424,11 @@ def digests(proteins: Sequence[str]) -> NDArray[np.uint64]:
     return digests_of(Orfs.from_proteins(ids, proteins), [Alphabet.PROTEIN])
 
 
-@pytest.mark.parametrize("most", [1, 8, 2**16])
-def test_copy_has_the_protein_of_its_original(most):
-    rng = np.random.default_rng(most)
+@pytest.mark.parametrize("max_remembered", [1, 8, 2**16])
+def test_copy_has_the_protein_of_its_original(max_remembered):
+    rng = np.random.default_rng(max_remembered)
     proteins = ["".join(rng.choice(list("AC"), rng.integers(1, 9))) for _ in range(5000)]
-    seen = SequenceIndex(most)
+    seen = SequenceIndex(max_remembered)
     embedded: list[str] = []
     parts = (seen.find_originals(part) for part in np.split(digests(proteins), [10, 10, 4000]))
     for protein, original in zip(proteins, np.concatenate([*parts]).tolist(), strict=True):
@@ -438,7 +438,7 @@ def test_copy_has_the_protein_of_its_original(most):
             assert embedded[original] == protein
     assert seen.n_embedded == len(embedded)
     assert set(embedded) == set(proteins)
-    assert (len(embedded) == len(set(proteins))) == (most == 2**16)
+    assert (len(embedded) == len(set(proteins))) == (max_remembered == 2**16)
 
 
 def test_nearly_equal_proteins_are_not_copies():

@@ -458,7 +458,7 @@ def test_gradients_equal_fair_esm(oracle, kernel):
     [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)],
 )
 def test_cpu_vector_has_same_bits_in_any_batch(oracle, length, n_others, dtype, is_reordered):
-    """In batches of four tokens or more: MKL computes fewer rows otherwise on AMD CPUs."""
+    """In batches of four tokens or more. On AMD CPUs, MKL treats smaller ones differently."""
     model = load_esm2(oracle.path, oracle.shape.n_layers, dtype, torch.device("cpu"))
     if is_reordered:
         model.reorder_weights()

@@ -41,8 +41,8 @@ class _Block(Protocol[Context_contra, T_co]):
 class HelperPool:
     """The helpers of a run. Each starts when there is work for it, then stays."""
 
-    def __init__(self, most: int = 0) -> None:
-        self._most = most  # helper processes, in addition to this process
+    def __init__(self, max_helpers: int = 0) -> None:
+        self._max_helpers = max_helpers  # helper processes, in addition to this process
         self.processes: HelperProcesses | None = None  # None: no helper has started
 
     def __enter__(self) -> HelperPool:
@@ -62,7 +62,7 @@ class HelperPool:
 
     def start_helpers(self, n_letters: int, module: str = "") -> None:
         """Start as many helpers as pay off for ``n_letters``. Each first imports ``module``."""
-        n_more = count_useful_helpers(self._most, n_letters) - len(self.children)
+        n_more = count_useful_helpers(self._max_helpers, n_letters) - len(self.children)
         if n_more > 0 and self.processes is None:
             from virnucpro.core.helper_processes import HelperProcesses
 
@@ -178,6 +178,6 @@ def _run_here(task: Task[Context, T], context: Context) -> Future[T]:
     return future
 
 
-def count_useful_helpers(most: int, n_letters: int) -> int:
+def count_useful_helpers(max_helpers: int, n_letters: int) -> int:
     """Return the number of helpers that pay off for this many letters."""
-    return min(most, n_letters // _LETTERS_PER_HELPER)
+    return min(max_helpers, n_letters // _LETTERS_PER_HELPER)

@@ -146,14 +146,14 @@ def _receive(
         raise OSError(f"it has {announced} bytes, not {total}")
     out.seek(start)
     out.truncate()  # existing bytes are dropped only for a file with the right length
-    most = total or file.max_bytes
+    max_bytes = total or file.max_bytes
     began = time.monotonic()
     n_bytes = start
     while block := answer.read1(_BLOCK):
         out.write(block)
         n_bytes += len(block)
-        if n_bytes > most:
-            raise UnavailableError(f"it is longer than {most} bytes")
+        if n_bytes > max_bytes:
+            raise UnavailableError(f"it is longer than {max_bytes} bytes")
         seconds = time.monotonic() - began
         if seconds > 2 * _TIMEOUT + (n_bytes - start) / slowest:
             raise OSError(

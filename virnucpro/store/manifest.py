@@ -136,7 +136,7 @@ def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[
     SafeDir(path.parent).write_file(path, add_checksum(content))
 
 
-# the others are only valid for this start
+# the others are valid only in this process
 _INPUT_FIELDS = tuple(
     name for name in InputFile.__dataclass_fields__ if name not in ("stamp", "parsed")
 )

@@ -53,9 +53,9 @@ def shard_size(position: int, largest: int) -> int:
 class SequenceIndex:
     """The ordinals of a slice's latest ORFs, by digest, in bounded memory."""
 
-    def __init__(self, most: int = MAX_REMEMBERED) -> None:
-        self._most = most
-        self._n_slots = 2 << most.bit_length()
+    def __init__(self, max_remembered: int = MAX_REMEMBERED) -> None:
+        self._max_remembered = max_remembered
+        self._n_slots = 2 << max_remembered.bit_length()
         # two hash tables: for each slot a digest, and an ordinal + 1, or 0
         self._slots = np.zeros((2, self._n_slots, 3), dtype=np.uint64)
         # originals, digests in the newer table, and its index
@@ -71,7 +71,7 @@ class SequenceIndex:
         (n, 2) -> (n,)
         """
         originals = np.empty(len(digests), dtype=np.int64)
-        tables = (self._slots, self._n_slots, self._most)
+        tables = (self._slots, self._n_slots, self._max_remembered)
         call("find_originals", digests, len(digests), *tables, self._state, originals)
         return originals
 

@@ -112,21 +112,21 @@ class RecordRows(NamedTuple):
         columns: Iterable[Any] = zip(*(moved or [cls.empty()]), strict=True)
         return cls._make(map(np.concatenate, columns))
 
-    def best(self, most: int) -> RecordRows:
-        """Return the viral rows with the highest scores, at most ``most``."""
+    def best(self, max_rows: int) -> RecordRows:
+        """Return the viral rows with the highest scores, at most ``max_rows``."""
         viral = np.flatnonzero(self.are_viral)
         ranked = np.array([self.places[viral], self.lengths[viral], self.scores[viral]])
-        rows = viral[_best(ranked, most)]
+        rows = viral[_best(ranked, max_rows)]
         return RecordRows._make(column[rows] for column in self)
 
 
-def _best(ranked: FloatArray, most: int) -> IntArray:
+def _best(ranked: FloatArray, max_rows: int) -> IntArray:
     """Return indices for the rows with the highest scores. If tied, the longest come first.
 
-    (3, n): table index, length and score -> at most (most,)
+    (3, n): table index, length and score -> at most (max_rows,)
     """
     places, lengths, scores = ranked
-    order: IntArray = np.lexsort((places, -lengths, -scores))[:most]
+    order: IntArray = np.lexsort((places, -lengths, -scores))[:max_rows]
     return order
 
 
@@ -230,18 +230,18 @@ class RunCounts:
             if note in self.notes or len(self.notes) < max_notes:
                 self.notes[note] += n
 
-    def rows(self, most: int, helpers: TaskRunner[None]) -> RecordRows:
+    def rows(self, max_rows: int, helpers: TaskRunner[None]) -> RecordRows:
         """Choose the best viral rows and an even sample of the others, in table order.
 
-        Choose at most ``most`` rows, and no more than a page may show.
+        Choose at most ``max_rows`` rows, and no more than a page may show.
 
         Raises:
             InputError: the table changed in the meantime.
         """
-        most = min(most, self.MAX_ROWS)
-        viral = np.sort(self.viral[0, _best(self.viral, most)].astype(np.int64))
+        max_rows = min(max_rows, self.MAX_ROWS)
+        viral = np.sort(self.viral[0, _best(self.viral, max_rows)].astype(np.int64))
         n_others = self.n_records - self.n_viral
-        n_shown = min(n_others, most - len(viral))
+        n_shown = min(n_others, max_rows - len(viral))
         others = np.arange(n_shown) * n_others // max(1, n_shown)
         tasks: list[CountTask[RecordRows]] = []
         n_rows_before: list[int] = []
