@@ -57,13 +57,7 @@ from virnucpro.training.networks import (
 )
 from virnucpro.training.reports import write_card, write_figures
 from virnucpro.training.trained_data import read_trained
-from virnucpro.training.training_config import (
-    EPOCHS,
-    GAIN,
-    HELD_OUT,
-    TrainingRun,
-    load_known_groups,
-)
+from virnucpro.training.training_config import TrainingFile, TrainingRun, load_known_groups
 from virnucpro.viral.head import EncoderInfo, EnsembleWeights, Head, HeadInfo, Network
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.probability import SUREST
@@ -99,7 +93,7 @@ class TrainingResults:
         calibration = calibrate(validation_odds[0], validation_odds[-1], self.parts["validation"])
         join = self._join(training, odds, calibration)
         rows = (gain._asdict() for gain in self.gains)
-        write_figures(training.output / GAIN, _Gain._fields, rows, ".4f")
+        write_figures(training.output / TrainingFile.GAIN, _Gain._fields, rows, ".4f")
         if not training.is_repeat:
             self._write_figures(training, odds)
             learned = [r for r in self.store.records if self.splits[r.group] != "test"]
@@ -198,7 +192,7 @@ class TrainingResults:
                     announce(f"{split}, {name}: AUROC of chunks {chunk_auroc:.3f}")
             if split == "validation":
                 _warn_of_chance(chunks, frames, training.options.seed)
-        write_figures(training.output / HELD_OUT, columns, rows, ".4f")
+        write_figures(training.output / TrainingFile.HELD_OUT, columns, rows, ".4f")
 
 
 def write_epochs(training: TrainingRun, epochs: Epochs) -> None:
@@ -206,7 +200,7 @@ def write_epochs(training: TrainingRun, epochs: Epochs) -> None:
     rows = [{"seed": seed, **row} for seed, history in epochs.items() for row in history]
     # Speeds are never the same twice.
     names = [name for name in chain(["seed"], *rows) if not name.endswith("_per_second")]
-    write_figures(training.output / EPOCHS, list(dict.fromkeys(names)), rows, ".6g")
+    write_figures(training.output / TrainingFile.EPOCHS, list(dict.fromkeys(names)), rows, ".6g")
 
 
 def _warn_of_chance(chunks: Samples, frames: LabelledFrames, seed: int) -> None:

@@ -30,23 +30,16 @@ from virnucpro.results.report.html import render
 from virnucpro.results.report.run_json import RunJson, read_complaints
 from virnucpro.training.evaluation.metrics import NOT_DEFINED
 from virnucpro.training.labelled_data import read_cells, write_table
-from virnucpro.training.training_config import (
-    CARD_FILE,
-    EPOCHS,
-    FACTS,
-    GAIN,
-    HELD_OUT,
-    MODEL_FOLDER,
-    SPLIT,
-)
+from virnucpro.training.training_config import TrainingFile
 from virnucpro.viral.head import Head
 
 _Table = list[dict[str, str]]
 # Per table of figures: the columns that name a row, and those to summarise.
 _SUMMARISED = {
-    HELD_OUT: (("split", "network"), ("auroc_frames", "auroc_chunks")),
-    GAIN: (("split", "n_bases"), ("base", "head", "joined", "gain", "weight")),
+    TrainingFile.HELD_OUT: (("split", "network"), ("auroc_frames", "auroc_chunks")),
+    TrainingFile.GAIN: (("split", "n_bases"), ("base", "head", "joined", "gain", "weight")),
 }
+CARD_FILE = "README.md"  # next to the head
 EVALUATION = "evaluation.json"
 # Figures for all samples (without a score: lowest), and the ends of their interval.
 OVERALL_MEASURES = ("no_orf_as_0", "no_orf_as_0_low", "no_orf_as_0_high")
@@ -67,21 +60,25 @@ def write_training_page(folder: Path) -> None:
         InputError: a table is damaged.
         OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
-    epochs = read_table(folder / EPOCHS)
-    gains = read_table(folder / GAIN)
-    held_out = read_table(folder / HELD_OUT)
-    split = read_table(folder / SPLIT)
+    epochs = read_table(folder / TrainingFile.EPOCHS)
+    gains = read_table(folder / TrainingFile.GAIN)
+    held_out = read_table(folder / TrainingFile.HELD_OUT)
+    split = read_table(folder / TrainingFile.SPLIT)
     charts = list(_learning_curves(epochs))
     rundir = open_run_dir(folder)
     content = {
         "charts": charts,
         "tables": [
-            ("Gain of the head over the scorer, by length", GAIN, _columns(gains)),
-            ("AUROC on held-out groups", HELD_OUT, _columns(held_out)),
-            ("Groups and records of the split", SPLIT, _columns(_group_by_kind(split))),
+            ("Gain of the head over the scorer, by length", TrainingFile.GAIN, _columns(gains)),
+            ("AUROC on held-out groups", TrainingFile.HELD_OUT, _columns(held_out)),
+            (
+                "Groups and records of the split",
+                TrainingFile.SPLIT,
+                _columns(_group_by_kind(split)),
+            ),
         ],
         "complaints": list(read_complaints(rundir.log).items()),
-        "provenance": list(_training_facts(read_json(folder / FACTS))),
+        "provenance": list(_training_facts(read_json(folder / TrainingFile.FACTS))),
     }
     data = {"charts": {chart.name: chart.as_data() for chart in charts}}
     rundir.write_file(rundir.report, render("training.html", content, data))
@@ -189,13 +186,15 @@ def _measure(folder: Path, facts: RunJson) -> dict[str, Any]:
     """Measure each seed's progress in a training, and its best epoch."""
     settings = RunJson(facts.section("settings"))
     rows_by_seed: dict[str, list[dict[str, str]]] = {}
-    for row in read_table(folder / EPOCHS):
+    for row in read_table(folder / TrainingFile.EPOCHS):
         rows_by_seed.setdefault(row.get("seed", ""), []).append(row)
     is_loss = settings.text("mode") == "pretrain" or settings.text("best_by") == "loss"
     name = "validation_loss" if is_loss else settings.text("best_by") or "auroc"
     # The results are written after the last checkpoint.
-    card = folder / MODEL_FOLDER / CARD_FILE
-    epochs = [path.stat().st_mtime_ns for path in (folder / "checkpoints").glob("epoch_*.pt")]
+    card = folder / TrainingFile.MODEL / CARD_FILE
+    epochs = [
+        path.stat().st_mtime_ns for path in (folder / TrainingFile.CHECKPOINTS).glob("epoch_*.pt")
+    ]
     is_finished = card.is_file() and card.stat().st_mtime_ns >= max(epochs, default=0)
     return {
         "kind": "training",
@@ -227,9 +226,9 @@ def training_lines(folder: Path, *, as_json: bool) -> list[str] | None:
         ResumeError: ``training.json`` is damaged.
         InputError: ``epochs.tsv`` is damaged.
     """
-    if not (folder / FACTS).is_file():
+    if not (folder / TrainingFile.FACTS).is_file():
         return None
-    facts = RunJson.read(folder / FACTS)
+    facts = RunJson.read(folder / TrainingFile.FACTS)
     figures = _measure(folder, facts)
     return [json.dumps(figures, indent=2)] if as_json else list(_describe(folder, facts, figures))
 
@@ -248,7 +247,7 @@ def _describe(folder: Path, facts: RunJson, figures: Mapping[str, Any]) -> Itera
         yield f"epochs      0 of {figures['epochs']}"
     if figures["is_finished"]:
         yield "finished    to train longer, repeat the command with --resume and more --epochs"
-        yield f"model       {printable(folder / MODEL_FOLDER)}: see `virnucpro models info`"
+        yield f"model       {printable(folder / TrainingFile.MODEL)}: see `virnucpro models info`"
     else:
         yield "unfinished  repeat the command of the training with --resume"
 
@@ -457,8 +456,11 @@ def write_card(training: Path) -> None:
         f"{_EVALUATION}\n\nNone yet: `virnucpro evaluate --data MANIFEST --split split.tsv --model "
         "FOLDER --card` measures it and writes all figures here.\n"
     )
-    model = training / MODEL_FOLDER
-    lines = [*_summary_rows(training, model, read_json(training / FACTS)), no_runs_message]
+    model = training / TrainingFile.MODEL
+    lines = [
+        *_summary_rows(training, model, read_json(training / TrainingFile.FACTS)),
+        no_runs_message,
+    ]
     SafeDir(model).write_file(model / CARD_FILE, "\n".join(lines))
 
 
@@ -520,7 +522,7 @@ def _summary_rows(training: Path, model: Path, facts: Mapping[str, Any]) -> Iter
     yield f"- encoder at the start: {encoder}\n"
     yield "## Data and split\n"
     yield "Each group is in one part only. The test part served neither training nor tuning.\n"
-    yield from markdown_table(_group_by_kind(read_table(training / SPLIT)))
+    yield from markdown_table(_group_by_kind(read_table(training / TrainingFile.SPLIT)))
     for name in data_keys:
         yield f"- {name.removesuffix('_sha256')}: SHA-256 {facts[name]}"
     yield "\n## Settings\n"
@@ -537,8 +539,8 @@ def _summary_rows(training: Path, model: Path, facts: Mapping[str, Any]) -> Iter
     shown = [item for item in {**facts, **settings}.items() if item[0] not in not_listed]
     yield from markdown_table([{"option": name, "value": value} for name, value in shown])
     for name, title in (
-        (HELD_OUT, "AUROC on the groups that were held out"),
-        (GAIN, "Gain of the head over the scorer, by length"),
+        (TrainingFile.HELD_OUT, "AUROC on the groups that were held out"),
+        (TrainingFile.GAIN, "Gain of the head over the scorer, by length"),
     ):
         if rows := read_table(training / name):
             yield f"## {title}\n"

@@ -84,8 +84,7 @@ from virnucpro.training.trainer import (
     training_precision,
 )
 from virnucpro.training.training_config import (
-    BOARD,
-    EPOCHS,
+    TrainingFile,
     TrainingRun,
     check_features,
     check_parts,
@@ -159,8 +158,8 @@ def _prepare_folder(
             LOGGER.warning(
                 "%s/ is not written: TensorBoard is not installed (hint: `pip install "
                 "'virnucpro[train]'`; all figures are also in %s)",
-                BOARD,
-                EPOCHS,
+                TrainingFile.TENSORBOARD,
+                TrainingFile.EPOCHS,
             )
         if training.has_stored_vectors:
             if options.features is None:
@@ -289,7 +288,9 @@ def _train(
             f"{settings.batch_size} on each of {format_count(ranks.world_size, 'device')}, "
             f"over {format_count(settings.grad_accum_steps, 'step')}"
         )
-    with closing(_Board(SafeDir(training.output), training.checkpoint_dir / BOARD)) as board:
+    with closing(
+        _Board(SafeDir(training.output), training.checkpoint_dir / TrainingFile.TENSORBOARD)
+    ) as board:
 
         def on_epoch(row: dict[str, float]) -> None:
             board.on_epoch(row)
@@ -323,7 +324,7 @@ def _show_end(training: TrainingRun, trainer: Trainer, samples: Samples | None) 
     if state.epoch > trainer.first and state.best_epoch:
         row = state.history[state.best_epoch - 1]
         tree = SafeDir(training.output)
-        folder = training.checkpoint_dir / BOARD
+        folder = training.checkpoint_dir / TrainingFile.TENSORBOARD
         _show_best(tree, folder, options.network_options | options.loop_options, row, samples)
 
 

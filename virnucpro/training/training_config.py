@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -50,34 +51,25 @@ from virnucpro.training.labelled_data import (
 from virnucpro.training.options import LOOP_MAY_DIFFER, SHAPE, Mode, TrainOptions
 from virnucpro.viral.head import Head
 
-FACTS = "training.json"
-CARD_FILE = "README.md"  # next to the head
-MODEL_FOLDER = "model"
-SPLIT = "split.tsv"
-HELD_OUT = "held_out.tsv"
-BOARD = "tensorboard"
-GAIN = "gain.tsv"
-EPOCHS = "epochs.tsv"
-_SEEDS = "seeds"
-_FRAMES = "frames"
-_FASTA = "records.fa"
-_FEATURES = "features"
-# Files and folders in the folder of a training.
-_OWN_FILES = (
-    FACTS,
-    RunDir.page,
-    "checkpoints",
-    SPLIT,
-    HELD_OUT,
-    BOARD,
-    GAIN,
-    EPOCHS,
-    _SEEDS,
-    _FRAMES,
-    _FASTA,
-    _FEATURES,
-    MODEL_FOLDER,
-)
+
+class TrainingFile(StrEnum):
+    """Files and folders in the folder of a training."""
+
+    FACTS = "training.json"
+    REPORT = RunDir.page
+    CHECKPOINTS = "checkpoints"
+    SPLIT = "split.tsv"
+    HELD_OUT = "held_out.tsv"
+    TENSORBOARD = "tensorboard"
+    GAIN = "gain.tsv"
+    EPOCHS = "epochs.tsv"
+    SEEDS = "seeds"
+    FRAMES = "frames"
+    FASTA = "records.fa"
+    FEATURES = "features"
+    MODEL = "model"
+
+
 _MORE_GROUPS = "label more groups, or move some in a table of the split and give it with --split"
 
 
@@ -99,7 +91,11 @@ class TrainingRun:
     @property
     def checkpoint_dir(self) -> Path:
         """The folder for checkpoints and TensorBoard files."""
-        return self.output / _SEEDS / str(self.options.seed) if self.is_repeat else self.output
+        return (
+            self.output / TrainingFile.SEEDS / str(self.options.seed)
+            if self.is_repeat
+            else self.output
+        )
 
     @property
     def output(self) -> Path:
@@ -107,12 +103,12 @@ class TrainingRun:
 
     @property
     def split(self) -> Path:
-        return self.output / SPLIT
+        return self.output / TrainingFile.SPLIT
 
     @property
     def model(self) -> Path:
         """The trained model's folder, for ``--model``."""
-        return self.output / MODEL_FOLDER
+        return self.output / TrainingFile.MODEL
 
     @property
     def head(self) -> Path:
@@ -121,17 +117,17 @@ class TrainingRun:
     @property
     def frames(self) -> Path:
         """Frames from all records, which every process maps."""
-        return self.output / _FRAMES
+        return self.output / TrainingFile.FRAMES
 
     @property
     def features(self) -> Path:
         """The run folder with the vectors that a head is trained on: ``--features``, or our own."""
-        return self.options.features or self.output / _FEATURES
+        return self.options.features or self.output / TrainingFile.FEATURES
 
     @property
     def fasta(self) -> Path:
         """The FASTA file with all records, which the engine and the scorer read."""
-        return self.output / _FASTA
+        return self.output / TrainingFile.FASTA
 
     @property
     def is_plain(self) -> bool:
@@ -205,7 +201,7 @@ def _use_recorded_model(options: TrainOptions) -> TrainOptions:
     if not (is_open and options.resume):
         return options
     try:
-        encoder = read_json(options.output_dir / FACTS)["encoder"]
+        encoder = read_json(options.output_dir / TrainingFile.FACTS)["encoder"]
     except (OSError, ValueError, LookupError, TypeError):
         return options  # nothing was begun, or the file is damaged, which is reported later
     if not isinstance(encoder, str):
@@ -263,10 +259,12 @@ def open_training(training: TrainingRun, on_event: EventHandler) -> None:
     """
     output = training.output
     options = training.options
-    checkpoints = chain(output.glob("checkpoints/*"), output.glob(f"{_SEEDS}/*/checkpoints/*"))
+    checkpoints = chain(
+        output.glob("checkpoints/*"), output.glob(f"{TrainingFile.SEEDS}/*/checkpoints/*")
+    )
     stored = (str(path.relative_to(output)) for path in checkpoints)
-    SafeDir(output).refuse_links((*_OWN_FILES, *stored))
-    path = output / FACTS
+    SafeDir(output).refuse_links((*TrainingFile, *stored))
+    path = output / TrainingFile.FACTS
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
     manifest = read_data_manifest(options.data)
@@ -339,7 +337,11 @@ def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
             hint="continue it with --resume, or give another --output-dir",
         )
     if resume:
-        entries -= {SPLIT, _FRAMES, _FASTA}  # from a start killed before it claimed the folder
+        entries -= {
+            TrainingFile.SPLIT,
+            TrainingFile.FRAMES,
+            TrainingFile.FASTA,
+        }  # from a start killed before it claimed the folder
     if entries and not is_begun:
         raise OutputError(
             f"{printable(folder)} is not empty, and has no training: {printable(min(entries))}",
