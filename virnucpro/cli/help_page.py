@@ -8,30 +8,8 @@ from textwrap import fill
 
 import click
 
-from virnucpro.cli.parameters import ARGUMENTS, OTHER_OPTIONS
-from virnucpro.core.option_schema import (
-    CALLS,
-    CLUSTER,
-    DEVICES,
-    FILES,
-    MODEL,
-    SAMPLES,
-    TRAINING,
-)
+from virnucpro.core.option_schema import Panel
 
-_ADVANCED = "Advanced"
-_ORDER = (
-    ARGUMENTS,
-    FILES,
-    SAMPLES,
-    CALLS,
-    MODEL,
-    TRAINING,
-    DEVICES,
-    CLUSTER,
-    OTHER_OPTIONS,
-    _ADVANCED,
-)
 _NAMES = 30  # width of the column with option names
 # A paragraph that ends in a command, which is printed on one line so that it can be copied.
 _EXAMPLE = re.compile(r"(?:(?P<about>.*:) |- )(?P<command>(?:virnucpro|torchrun|sbatch) .*)")
@@ -85,16 +63,17 @@ def group_panels(
     for param in sorted(command.get_params(ctx), key=_rank):
         if row := param.get_help_record(ctx):
             is_advanced = getattr(param, "is_advanced", False)
-            panel = _ADVANCED if is_advanced else getattr(param, "panel", OTHER_OPTIONS)
+            panel = Panel.ADVANCED if is_advanced else getattr(param, "panel", Panel.OTHERS)
             panels.setdefault(panel, []).append(row)
     return dict(panels)
 
 
 def _rank(param: click.Parameter) -> tuple[bool, int, int]:
     """Return the sort key of a parameter. An unknown panel comes before the general options."""
-    panel = getattr(param, "panel", OTHER_OPTIONS)
-    place = _ORDER.index(panel if panel in _ORDER else OTHER_OPTIONS)
-    return getattr(param, "is_advanced", False), place, panel == OTHER_OPTIONS
+    panel = getattr(param, "panel", Panel.OTHERS)
+    panels = list(Panel)
+    place = panels.index(panel if panel in panels else Panel.OTHERS)
+    return getattr(param, "is_advanced", False), place, panel == Panel.OTHERS
 
 
 def wrap_command(text: str, width: int) -> str:

@@ -8,10 +8,8 @@ from typing import Any
 
 import click
 
-from virnucpro.core.option_schema import OptionInfo
+from virnucpro.core.option_schema import OptionInfo, Panel
 
-ARGUMENTS = "Arguments"
-OTHER_OPTIONS = "Options"  # panel of the options that name none, such as --quiet
 _NOTHING = (MISSING, None, ())  # defaults that need no note
 
 
@@ -22,13 +20,13 @@ class Option(click.Option):
 
     def __init__(self, names: Sequence[str], panel: str = "", **settings: Any) -> None:  # noqa: ANN401 - of click
         super().__init__(names, **settings)
-        self.panel = panel or OTHER_OPTIONS
+        self.panel = panel or Panel.OTHERS
 
 
 class Argument(click.Argument):
     """An argument with a help text."""
 
-    panel = ARGUMENTS
+    panel = Panel.ARGUMENTS
     is_advanced = False
 
     def __init__(self, names: Sequence[str], about: str, **settings: Any) -> None:  # noqa: ANN401 - of click
@@ -49,7 +47,7 @@ def mark_advanced(params: Iterable[click.Parameter], main: Collection[str]) -> N
     if missing := set(main) - options.keys():
         raise ValueError(f"there is no option {' or '.join(sorted(missing))}")
     for name, param in options.items():
-        param.is_advanced = name not in main and param.panel != OTHER_OPTIONS
+        param.is_advanced = name not in main and param.panel != Panel.OTHERS
 
 
 def default_note(kind: Any, info: OptionInfo, default: object) -> str:  # noqa: ANN401 - a type

@@ -13,7 +13,7 @@ from virnucpro.cli.console import as_command, loading, print_lines, show_progres
 from virnucpro.cli.exit_codes import exit_on_error, require_packages
 from virnucpro.cli.parameters import Option
 from virnucpro.core.errors import UsageError
-from virnucpro.core.option_schema import FILES
+from virnucpro.core.option_schema import Panel
 from virnucpro.core.paths import expand_path
 from virnucpro.training.options import EvaluateOptions, ManifestOptions, TrainOptions
 
@@ -39,7 +39,7 @@ def _read_config(context: click.Context, _: click.Parameter, text: str | None) -
 
 _CONFIG = Option(
     ["--config"],
-    panel=FILES,
+    panel=Panel.FILES,
     metavar="YAML",
     type=click.UNPROCESSED,
     is_eager=True,

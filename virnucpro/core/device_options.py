@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from virnucpro.core.option_schema import DEVICES, count, option
+from virnucpro.core.option_schema import Panel, count, option
 from virnucpro.core.option_text import with_options
 
 
@@ -19,13 +19,13 @@ class ComputeOptions:
         str | None,
         option(
             "Use these of the visible GPUs: numbers (0,1,2) or UUIDs.",
-            DEVICES,
+            Panel.DEVICES,
             metavar="all|LIST",
             show_default="all",
         ),
     ] = None
     device: Annotated[
-        Literal["auto", "cuda", "cpu", "mps"], option("Use this kind of device.", DEVICES)
+        Literal["auto", "cuda", "cpu", "mps"], option("Use this kind of device.", Panel.DEVICES)
     ] = "auto"
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32", "fp8"],
@@ -34,7 +34,7 @@ class ComputeOptions:
             "fp16 on older GPUs with tensor cores, else fp32. fp8 is for ESM-2 3B and 15B on GPUs "
             "of compute capability 8.9 and newer: weights take half the memory, and vectors are "
             "less exact (`virnucpro models check` shows by how much).",
-            DEVICES,
+            Panel.DEVICES,
         ),
     ] = "auto"
     # not options: read from the environment
@@ -55,7 +55,7 @@ class DeviceOptions(ComputeOptions):
                 "Use this number of single-core processes: to embed with {device:cpu}; to score in "
                 "predict without a model; to make shards and tables where GPUs embed."
             ),
-            DEVICES,
+            Panel.DEVICES,
             show_default="as many as cores, memory and input allow",
         ),
     ] = None

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -25,14 +26,20 @@ from virnucpro.core.paths import expand_path
 
 T = TypeVar("T")
 
-# panels of --help, in order
-FILES = "Files"
-SAMPLES = "Samples"
-CALLS = "Calls"
-MODEL = "Model"
-TRAINING = "Training"
-DEVICES = "Devices"
-CLUSTER = "Several machines"
+
+class Panel(StrEnum):
+    """The panels of ``--help``, in order."""
+
+    ARGUMENTS = "Arguments"
+    FILES = "Files"
+    SAMPLES = "Samples"
+    CALLS = "Calls"
+    MODEL = "Model"
+    TRAINING = "Training"
+    DEVICES = "Devices"
+    CLUSTER = "Several machines"
+    OTHERS = "Options"  # of the options that name none, such as --quiet
+    ADVANCED = "Advanced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

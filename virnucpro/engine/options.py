@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from virnucpro.core.device_options import DeviceOptions
-from virnucpro.core.option_schema import (
-    DEVICES,
-    option,
-    reject_options,
-)
+from virnucpro.core.option_schema import Panel, option, reject_options
 from virnucpro.core.option_text import with_options
 
 
@@ -24,7 +20,7 @@ class EngineOptions(DeviceOptions):
         option(
             "Embed this number of tokens per batch. A longer sequence gets its own batch. auto: "
             "choose by model, device and free memory.",
-            DEVICES,
+            Panel.DEVICES,
             metavar="auto|TOKENS",
         ),
     ] = "auto"
@@ -33,7 +29,7 @@ class EngineOptions(DeviceOptions):
         option(
             "Replace a worker that is silent for longer than this, beyond the time its batch "
             "needs.",
-            DEVICES,
+            Panel.DEVICES,
             metavar="SECONDS",
             min=1,
             max=86_400,
@@ -50,7 +46,7 @@ class CacheOptions:
         option(
             "Reuse vectors from this folder, and add new ones. Runs, users and machines may share "
             "it.",
-            DEVICES,
+            Panel.DEVICES,
             metavar="DIR",
             show_default="none",
         ),
@@ -62,7 +58,7 @@ class CacheOptions:
                 "Limit the folder of {cache} to this many gigabytes. The least recently read "
                 "vectors are deleted first."
             ),
-            DEVICES,
+            Panel.DEVICES,
             metavar="GB",
             min=0,
         ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from virnucpro.core.option_schema import CLUSTER, folder, option
+from virnucpro.core.option_schema import Panel, folder, option
 from virnucpro.engine.options import CacheOptions, EngineOptions
 
 
@@ -20,7 +20,7 @@ class WorkOptions(CacheOptions, EngineOptions):
         str | None,
         option(
             "Run part I of N. With N alone, I is the number of this task in its array.",
-            CLUSTER,
+            Panel.CLUSTER,
             metavar="I/N",
             show_default="the task of SLURM's array, else all",
         ),

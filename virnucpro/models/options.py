@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from virnucpro.core.option_schema import MODEL, OptionInfo, option
+from virnucpro.core.option_schema import OptionInfo, Panel, option
 from virnucpro.models.names import DEFAULT_MODEL
 
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
@@ -24,7 +24,7 @@ def model_option(default: str) -> OptionInfo:
         "Embed with this model: a name (see `virnucpro models list`), or the path (with a "
         "separator, such as ./model.pt) of a fair-esm .pt file, a Hugging Face folder, an ESM C "
         ".safetensors file, or a model of `virnucpro train`.",
-        MODEL,
+        Panel.MODEL,
         metavar="NAME|PATH",
         show_default=default,
         complete=complete_model,
@@ -39,7 +39,7 @@ class ModelOptions:
         int | None,
         option(
             "Cut nucleotides into chunks of this length.",
-            MODEL,
+            Panel.MODEL,
             metavar="BASES",
             show_default="500 or the head's",
         ),

@@ -11,12 +11,8 @@ from virnucpro.core.device_options import DeviceOptions
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import (
-    DEVICES,
-    FILES,
-    MODEL,
-    SAMPLES,
-    TRAINING,
     OptionInfo,
+    Panel,
     convert_options,
     count,
     option,
@@ -36,7 +32,7 @@ SHAPE = {"layers": 6, "dim": 128, "heads": 4}  # default for a new encoder
 
 
 def _file_option(help: str, metavar: str) -> OptionInfo:
-    return option(help, FILES, metavar=metavar, show_default=False)
+    return option(help, Panel.FILES, metavar=metavar, show_default=False)
 
 
 def _known_prophages(purpose: str) -> OptionInfo:
@@ -49,16 +45,16 @@ def _known_prophages(purpose: str) -> OptionInfo:
 
 def _split_table(default: str) -> OptionInfo:
     what = "Split the groups by this table, the split.tsv of a training."
-    return option(what, FILES, metavar="TABLE", show_default=default)
+    return option(what, Panel.FILES, metavar="TABLE", show_default=default)
 
 
 def _rate_option(help: str, **more: Any) -> OptionInfo:  # noqa: ANN401 - fields of ``OptionInfo``
-    return option(help, TRAINING, metavar="RATE", min=1e-9, max=1, **more)
+    return option(help, Panel.TRAINING, metavar="RATE", min=1e-9, max=1, **more)
 
 
 def _shape_option(name: str, noun: str) -> OptionInfo:
     what = f"Make a new encoder with this number of {noun}."
-    return count(what, MODEL, min=1, show_default=str(SHAPE[name]))
+    return count(what, Panel.MODEL, min=1, show_default=str(SHAPE[name]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,32 +76,34 @@ class _EvaluatedOptions(_LabelledOptions):
     split: Annotated[Path | None, _split_table("all records")] = None
     part: Annotated[
         Literal["train", "validation", "test"] | None,
-        option("Evaluate on these groups of the split.", FILES, show_default="test"),
+        option("Evaluate on these groups of the split.", Panel.FILES, show_default="test"),
     ] = None  # not "test", so that it is rejected without a split
     lengths: Annotated[
-        str, option("Cut fragments of these lengths, in bases.", SAMPLES, metavar="N,N,...")
+        str, option("Cut fragments of these lengths, in bases.", Panel.SAMPLES, metavar="N,N,...")
     ] = "150,300,500,1000,3000,10000"
     fragments_per_record: Annotated[
         int,
         count(
             "Cut at most N fragments per record and length, without overlap. A longer record is "
             "itself cut to N times the longest length.",
-            SAMPLES,
+            Panel.SAMPLES,
             min=1,
         ),
     ] = 3
-    seed: Annotated[int, count("Draw fragments and intervals with this seed.", SAMPLES, min=0)] = 0
+    seed: Annotated[
+        int, count("Draw fragments and intervals with this seed.", Panel.SAMPLES, min=0)
+    ] = 0
     genetic_code: GeneticCode = 11
     held_out_only: Annotated[
         bool,
         option(
             "Leave out records that the head, its encoder or the scorer was trained on, and all "
             "others of their groups.",
-            MODEL,
+            Panel.MODEL,
         ),
     ] = False
     allow_training_data: Annotated[
-        bool, option("Evaluate on training records too; the report counts them.", MODEL)
+        bool, option("Evaluate on training records too; the report counts them.", Panel.MODEL)
     ] = False
 
 
@@ -142,7 +140,7 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
         bool,
         option(
             "Write the figures into the card (README.md) of the trained model that --model names.",
-            FILES,
+            Panel.FILES,
         ),
     ] = False
 
@@ -212,10 +210,14 @@ class _StartOptions(OutputOptions, _LabelledOptions):
             "DIR",
         ),
     ] = None
-    finetune: Annotated[bool, option("Train the encoder together with the head.", MODEL)] = False
+    finetune: Annotated[bool, option("Train the encoder together with the head.", Panel.MODEL)] = (
+        False
+    )
     pretrain: Annotated[
         bool,
-        option("Train an encoder alone, on masked residues; labels only affect the split.", MODEL),
+        option(
+            "Train an encoder alone, on masked residues; labels only affect the split.", Panel.MODEL
+        ),
     ] = False
     model: Annotated[str | None, model_option(f"{DEFAULT_MODEL}; with --pretrain a new one")] = None
     layers: Annotated[int | None, _shape_option("layers", "layers")] = None
@@ -237,17 +239,20 @@ class _NetworkOptions:
     """The network to train. Its weights depend on all these options."""
 
     encoding: Annotated[
-        Encoding, option("Encode residues in this way; composition: use only the bases.", MODEL)
+        Encoding,
+        option("Encode residues in this way; composition: use only the bases.", Panel.MODEL),
     ] = "esm2"
     architecture: Annotated[
         Architecture,
-        option("Combine residues into one vector by this network; mlp: by their mean.", MODEL),
+        option(
+            "Combine residues into one vector by this network; mlp: by their mean.", Panel.MODEL
+        ),
     ] = "mlp"
     chunk_size: Annotated[
         tuple[int, ...],
         option(
             "Cut chunks of this length. Repeatable; the head is for the first length.",
-            MODEL,
+            Panel.MODEL,
             metavar="BASES",
             show_default="500",
         ),
@@ -258,7 +263,7 @@ class _NetworkOptions:
         count(
             "Freeze the encoder and train added matrices of this rank (LoRA), which are merged at "
             "the end. 0: train the encoder itself.",
-            MODEL,
+            Panel.MODEL,
             min=0,
         ),
     ] = 0
@@ -266,7 +271,7 @@ class _NetworkOptions:
         float | None,
         option(
             "Scale the LoRA matrices by this number divided by their rank.",
-            MODEL,
+            Panel.MODEL,
             metavar="ALPHA",
             show_default="twice --lora",
         ),
@@ -275,17 +280,19 @@ class _NetworkOptions:
         int | None,
         count(
             "Train only the last N layers of the encoder.",
-            MODEL,
+            Panel.MODEL,
             min=1,
             show_default="all",
         ),
     ] = None
     hidden: Annotated[
-        int, count("Give the classifier N hidden units.", MODEL, min=1, max=65_536)
+        int, count("Give the classifier N hidden units.", Panel.MODEL, min=1, max=65_536)
     ] = 128
     dropout: Annotated[
         float,
-        option("Train the classifier with this dropout.", MODEL, metavar="RATE", min=0, max=0.99),
+        option(
+            "Train the classifier with this dropout.", Panel.MODEL, metavar="RATE", min=0, max=0.99
+        ),
     ] = 0.3
 
 
@@ -296,9 +303,9 @@ class _LoopOptions:
     The weights after an epoch depend on all these options except ``LOOP_MAY_DIFFER``.
     """
 
-    epochs: Annotated[int, count("Train for this number of epochs.", TRAINING, min=1)] = 10
+    epochs: Annotated[int, count("Train for this number of epochs.", Panel.TRAINING, min=1)] = 10
     batch_size: Annotated[
-        int, count("Train on batches of N frames on each device.", TRAINING, min=1)
+        int, count("Train on batches of N frames on each device.", Panel.TRAINING, min=1)
     ] = 128
     lr: Annotated[float, _rate_option("Set the peak learning rate.")] = 5e-4
     encoder_lr: Annotated[
@@ -312,7 +319,7 @@ class _LoopOptions:
         Literal["none", "linear", "sqrt"],
         option(
             "Scale --lr by effective batch / --batch-size (linear), or by its square root (sqrt).",
-            TRAINING,
+            Panel.TRAINING,
         ),
     ] = "none"
     warmup_epochs: Annotated[
@@ -320,16 +327,16 @@ class _LoopOptions:
         option(
             "Raise the learning rate linearly for this number of epochs, then lower it along a "
             "cosine.",
-            TRAINING,
+            Panel.TRAINING,
             metavar="EPOCHS",
             min=0,
         ),
     ] = 0.1
     grad_accum_steps: Annotated[
-        int, count("Sum the gradients of N batches for each step.", TRAINING, min=1)
+        int, count("Sum the gradients of N batches for each step.", Panel.TRAINING, min=1)
     ] = 1
     weight_decay: Annotated[
-        float, option("Set the weight decay of AdamW.", TRAINING, metavar="RATE", min=0)
+        float, option("Set the weight decay of AdamW.", Panel.TRAINING, metavar="RATE", min=0)
     ] = 0.01
     class_weights: Annotated[
         Literal["auto", "recipe", "none"],
@@ -337,29 +344,35 @@ class _LoopOptions:
             "Weight frames. auto: both labels equally, each group by the square root of its number "
             "of frames; recipe: groups nearly evenly, both labels equally at each GC, as the "
             "scorer was trained; none: by the weights in the manifest.",
-            TRAINING,
+            Panel.TRAINING,
         ),
     ] = "auto"
-    eval_every: Annotated[int, count("Validate after every N epochs.", TRAINING, min=1)] = 1
+    eval_every: Annotated[int, count("Validate after every N epochs.", Panel.TRAINING, min=1)] = 1
     best_by: Annotated[
         Literal["auroc", "f1", "loss"],
         option(
             "Keep the epoch that is best by this measure on the validation frames; --pretrain "
             "always uses the loss.",
-            TRAINING,
+            Panel.TRAINING,
         ),
     ] = "auroc"
     early_stopping: Annotated[
-        int, count("Stop after N validations without improvement; 0: never.", TRAINING, min=0)
+        int, count("Stop after N validations without improvement; 0: never.", Panel.TRAINING, min=0)
     ] = 0
     keep_checkpoints: Annotated[
         int,
-        count("Keep the checkpoints of the last N epochs and of the best epoch.", TRAINING, min=1),
+        count(
+            "Keep the checkpoints of the last N epochs and of the best epoch.",
+            Panel.TRAINING,
+            min=1,
+        ),
     ] = 1
     seed: Annotated[
         int,
         count(
-            "Draw the split, initial weights, order and dropout with this seed.", TRAINING, min=0
+            "Draw the split, initial weights, order and dropout with this seed.",
+            Panel.TRAINING,
+            min=0,
         ),
     ] = 0
     fsdp: Annotated[
@@ -367,13 +380,15 @@ class _LoopOptions:
         option(
             "Shard weights, gradients and moments over the devices (FSDP), for an encoder "
             "that is too large for one; implies --gradient-checkpointing.",
-            DEVICES,
+            Panel.DEVICES,
         ),
     ] = False
     num_workers: Annotated[
         int,
         count(
-            "Make batches ahead in N threads per device, while the device computes.", DEVICES, min=0
+            "Make batches ahead in N threads per device, while the device computes.",
+            Panel.DEVICES,
+            min=0,
         ),
     ] = 0
 
@@ -426,14 +441,14 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
     regions: Annotated[Path | None, _known_prophages("Learn regions, not a head, from")] = None
     workers: Annotated[
         int | None,
-        count("Start N processes with --device cpu.", DEVICES, show_default="1"),
+        count("Start N processes with --device cpu.", Panel.DEVICES, show_default="1"),
     ] = None
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         option(
             "Compute matrix products in this precision; auto: bf16 where it is faster than fp32, "
             "else fp16 (with scaled losses) where it is fast, else fp32.",
-            DEVICES,
+            Panel.DEVICES,
         ),
     ] = "auto"
     check: Annotated[
@@ -441,7 +456,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
         option(
             "Print frames, groups, missing data, and the time, memory and disk that the training "
             "needs, without starting it.",
-            TRAINING,
+            Panel.TRAINING,
         ),
     ] = False
     seeds: Annotated[
@@ -449,7 +464,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
         count(
             "Train N times, with --seed and the seeds after it, to show the spread of the gain "
             "(gain.tsv); the head of --seed is kept.",
-            TRAINING,
+            Panel.TRAINING,
             min=1,
         ),
     ] = 1
@@ -458,14 +473,14 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
         option(
             "Keep only the inputs of layers and recompute the rest for the gradient: less memory, "
             "one more forward pass.",
-            DEVICES,
+            Panel.DEVICES,
         ),
     ] = False
     multi_gpu: Annotated[
         bool,
-        option("Train on all GPUs, or only on the first.", DEVICES),
+        option("Train on all GPUs, or only on the first.", Panel.DEVICES),
     ] = True
-    profile: Annotated[bool, option("Print the time per stage at the end.", DEVICES)] = False
+    profile: Annotated[bool, option("Print the time per stage at the end.", Panel.DEVICES)] = False
     argv: tuple[str, ...] = ()  # the command, for run.json and the log
 
     def __post_init__(self) -> None:
@@ -556,7 +571,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
 @dataclass(frozen=True, kw_only=True)
 class ManifestOptions:
     output: Annotated[
-        Path, option("Write the manifest here.", FILES, "--output", "-o", metavar="FILE")
+        Path, option("Write the manifest here.", Panel.FILES, "--output", "-o", metavar="FILE")
     ]
     virus: Annotated[
         tuple[Path, ...],
@@ -586,12 +601,12 @@ class ManifestOptions:
         str | None,
         option(
             "Group the records of --table by this column.",
-            SAMPLES,
+            Panel.SAMPLES,
             metavar="COLUMN",
             show_default="family, else genus, else species",
         ),
     ] = None
-    force: Annotated[bool, option("Replace an existing manifest.", FILES)] = False
+    force: Annotated[bool, option("Replace an existing manifest.", Panel.FILES)] = False
 
     def __post_init__(self) -> None:
         is_table = self.table is not None

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from virnucpro.core.errors import UsageError
-from virnucpro.core.option_schema import CALLS, MODEL, option, reject_options
+from virnucpro.core.option_schema import Panel, option, reject_options
 from virnucpro.core.option_text import with_options
 
 Head = Annotated[
     Path | None,
     option(
         "Call with this classifier head (safetensors), made for the model by `virnucpro train`.",
-        MODEL,
+        Panel.MODEL,
         metavar="PATH",
         show_default="the head in the folder of a trained model; else the scorer calls",
     ),
@@ -27,7 +27,7 @@ CallsBy = Annotated[
     option(
         "Call by the scorer alone or by the head alone. auto: by both where training combined "
         "them, else by the scorer.",
-        CALLS,
+        Panel.CALLS,
     ),
 ]
 
@@ -36,7 +36,7 @@ RegionModel = Annotated[
     Path | None,
     option(
         "Find regions with this model (regions.json), made by `virnucpro train --regions`.",
-        CALLS,
+        Panel.CALLS,
         metavar="PATH",
         show_default="the built-in model",
     ),
@@ -66,7 +66,7 @@ class ThresholdOptions:
         option(
             "Call a record virus from this score on, and count a provirus as a virus from this "
             "posterior on.",
-            CALLS,
+            Panel.CALLS,
             metavar="SCORE",
             min=0,
             max=1,
@@ -78,7 +78,7 @@ class ThresholdOptions:
         option(
             "Use thresholds, one per length, that are set to call at most 10, 3 or 0.5 % of "
             "unknown hosts. Some kinds of hosts are called more often.",
-            CALLS,
+            Panel.CALLS,
         ),
     ] = "default"
     evidence: Annotated[
@@ -86,14 +86,14 @@ class ThresholdOptions:
         option(
             "Call a record by its score, by the k-mers that it shares with known viruses (known), "
             "or by either (both).",
-            CALLS,
+            Panel.CALLS,
         ),
     ] = "both"
     prevalence: Annotated[
         float,
         option(
             "Compute the column fdr for this share of viral records in the sample.",
-            CALLS,
+            Panel.CALLS,
             metavar="SHARE",
         ),
     ] = 0.05
@@ -102,13 +102,13 @@ class ThresholdOptions:
         option(
             "Search nucleotide records of 10,000 bases or more for virus-like regions, such as "
             "prophages.",
-            CALLS,
+            Panel.CALLS,
         ),
     ] = True
     region_model: RegionModel = None
     genes: Annotated[
         bool,
-        option("Find the genes of each virus, and write them and their proteins.", CALLS),
+        option("Find the genes of each virus, and write them and their proteins.", Panel.CALLS),
     ] = True
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from virnucpro.core.model_outputs import Include, Pooling
-from virnucpro.core.option_schema import FILES, MODEL, option, reject_options
+from virnucpro.core.option_schema import Panel, option, reject_options
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Command, FeatureFormat
 from virnucpro.workflows.options import RunOptions
@@ -39,7 +39,7 @@ class ExtractOptions(RunOptions):
         option(
             "Write the vectors after these layers: numbers from 1, from -1 for the last layer "
             "backwards, or all. Repeatable.",
-            MODEL,
+            Panel.MODEL,
             "--layers",
             "--layer",
             metavar="N,...|all",
@@ -53,7 +53,7 @@ class ExtractOptions(RunOptions):
             "Combine the residues of a protein into one vector by their mean, maximum (max) or "
             "standard deviation (std). bos: take the vector of the start token, <cls>. none: keep "
             "one vector per residue. Repeatable.",
-            MODEL,
+            Panel.MODEL,
             show_default="mean",
             has_commas=True,
         ),
@@ -64,7 +64,7 @@ class ExtractOptions(RunOptions):
             "Also write contacts between residues, logits of each residue, perplexity (by one pass "
             "for each residue, masked), or perplexity-single-pass (an approximation without "
             "masks). Repeatable.",
-            MODEL,
+            Panel.MODEL,
             metavar="OUTPUT,...",
             has_commas=True,
         ),
@@ -74,7 +74,7 @@ class ExtractOptions(RunOptions):
         option(
             "Also write feature files in this format, next to the h5 files: npz, parquet, or pt "
             "(the _ESM.pt and _DNABERT_S.pt of the original VirNucPro).",
-            FILES,
+            Panel.FILES,
             metavar="FORMAT",
         ),
     ] = "h5"

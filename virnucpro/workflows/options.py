@@ -10,9 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from virnucpro.core.errors import ResumeError, UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import (
-    CLUSTER,
-    FILES,
-    MODEL,
+    Panel,
     build_options,
     count,
     option,
@@ -28,7 +26,7 @@ GeneticCode = Annotated[
     int,
     count(
         "Translate with this genetic code (NCBI number). Codes 1 and 11 give the same translation.",
-        FILES,
+        Panel.FILES,
     ),
 ]
 
@@ -41,7 +39,7 @@ class OutputOptions:
         Path,
         option(
             with_options("Write results, the log, and the files for {resume} to this folder."),
-            FILES,
+            Panel.FILES,
             "--output-dir",
             "-o",
             metavar="DIR",
@@ -52,7 +50,7 @@ class OutputOptions:
         bool,
         option(
             "Continue the run in DIR, and keep its finished work. Start one if none is there.",
-            FILES,
+            Panel.FILES,
         ),
     ] = False
 
@@ -61,9 +59,11 @@ class OutputOptions:
 class FolderOptions(OutputOptions):
     """A run folder."""
 
-    force: Annotated[bool, option("Delete the results in DIR and start again.", FILES)] = False
+    force: Annotated[bool, option("Delete the results in DIR and start again.", Panel.FILES)] = (
+        False
+    )
     keep_intermediate: Annotated[
-        bool, option("Keep chunks.fa and shards/ after the run.", FILES)
+        bool, option("Keep chunks.fa and shards/ after the run.", Panel.FILES)
     ] = False
     argv: tuple[str, ...] = ()  # the command, for run.json and the log
 
@@ -77,7 +77,7 @@ class SequenceOptions:
         option(
             "Read this FASTA or FASTQ file (plain, gz, bz2, xz or zst), folder, sample sheet (.tsv "
             "or .csv with the columns sample and path), or standard input (-). Repeatable.",
-            FILES,
+            Panel.FILES,
             "--input",
             "-i",
             metavar="FILE",
@@ -88,7 +88,7 @@ class SequenceOptions:
         Literal["auto", "nucleotide", "protein"],
         option(
             "Read the sequences as nucleotide or protein; auto: decide by their letters.",
-            FILES,
+            Panel.FILES,
             metavar="TYPE",
         ),
     ] = "auto"
@@ -97,27 +97,27 @@ class SequenceOptions:
         option(
             "Give records with fewer bases (proteins: residues) the status too_short. The scorer "
             "of predict needs at least 150 bases or 50 residues.",
-            FILES,
+            Panel.FILES,
             metavar="BASES",
             min=0,
         ),
     ] = 0
     genetic_code: GeneticCode = 11
     per_file: Annotated[
-        bool, option("Also write the tables of each input file, in DIR/samples/NAME/.", FILES)
+        bool, option("Also write the tables of each input file, in DIR/samples/NAME/.", Panel.FILES)
     ] = False
     strict: Annotated[
         bool,
         option(
             "Stop at the first unreadable input file, instead of skipping it.",
-            FILES,
+            Panel.FILES,
         ),
     ] = False
     rename_duplicates: Annotated[
         bool,
         option(
             "Number ids that occur twice in a file (id, id_2, ...), instead of skipping the file.",
-            FILES,
+            Panel.FILES,
         ),
     ] = False
 
@@ -145,7 +145,7 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
                 "With {resume}, also add the inputs that the run in DIR does not have yet. Without "
                 "{add}, such an input is an error."
             ),
-            FILES,
+            Panel.FILES,
         ),
     ] = False
     plan_only: Annotated[
@@ -153,14 +153,14 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         option(
             "Only plan the run. `virnucpro work DIR` then runs its parts on any number of "
             "machines, and this command with --resume joins them.",
-            CLUSTER,
+            Panel.CLUSTER,
         ),
     ] = False
     no_embed: Annotated[
         bool,
         option(
             "Stop with an error if vectors are missing, instead of embedding here; needs --resume.",
-            CLUSTER,
+            Panel.CLUSTER,
         ),
     ] = False
     executor: Annotated[
@@ -168,7 +168,7 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         option(
             "Embed on this machine (local), on nodes that Parsl requests from a scheduler (parsl), "
             "or with an executor of this name from an installed package.",
-            CLUSTER,
+            Panel.CLUSTER,
             metavar="NAME",
         ),
     ] = "local"
@@ -177,7 +177,7 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         option(
             "Read the settings of Parsl's nodes from this YAML file: provider (local, slurm), "
             "max_blocks, walltime, ...",
-            CLUSTER,
+            Panel.CLUSTER,
             metavar="FILE",
             show_default="one block on this machine",
         ),
@@ -187,14 +187,14 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         option(
             "Store vectors in this type. bfloat16 takes half the disk space and keeps 8 "
             "significant bits of each number. predict calls from the stored vectors.",
-            MODEL,
+            Panel.MODEL,
         ),
     ] = "float32"
     report: Annotated[
         bool,
         option(
             "Write DIR/report.html, one page about the run that can be read offline.",
-            FILES,
+            Panel.FILES,
         ),
     ] = True
 

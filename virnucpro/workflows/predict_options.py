@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import (
-    DEVICES,
-    MODEL,
+    Panel,
     changed_options,
     folder,
     option,
@@ -68,7 +67,7 @@ class PredictOptions(ThresholdOptions, RunOptions):
                 "GPU. Without {model}, this option adds vectors by the default model, which change "
                 "no call."
             ),
-            DEVICES,
+            Panel.DEVICES,
             metavar="all|LIST",
             show_default="none; all if a model embeds",
         ),
@@ -81,7 +80,7 @@ class PredictOptions(ThresholdOptions, RunOptions):
             "Embed only some records, by their score. viral: records that any preset calls virus, "
             "and those close to that; uncertain: the same, minus records that every preset calls "
             "virus. The scorer alone calls all others.",
-            MODEL,
+            Panel.MODEL,
             show_default=with_options("all; with {resume} as before"),
         ),
     ] = None
@@ -94,7 +93,7 @@ class PredictOptions(ThresholdOptions, RunOptions):
                 "auto: keep them if no head calls, or if any device option except {workers}, "
                 "{store}, {cache} or {executor} is given; with {resume} as before."
             ),
-            MODEL,
+            Panel.MODEL,
         ),
     ] = "auto"
 
