@@ -51,34 +51,46 @@ _XZ = b"\xfd7zXZ\x00"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
-
-_ROOM = "make room there"
-_GONE = "it, or its folder, is missing: create it, or put back what was moved or deleted"
-_PERMISSION = "check the permissions there, or choose another folder"
-_IN_THE_WAY = "something else has this name: move it away, or choose another path"
-_TOO_MANY = "too many files are open: see `ulimit -n`"
-_NO_MEMORY = "free memory, or ask for more: see `ulimit -v`, or the limits of the job"
-_NAME = "choose another path: this one is too long, or a broken link"
+# by error number: the kind of error, and what the user can do
 _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
-    errno.ENOSPC: (StorageError, _ROOM),
-    errno.EDQUOT: (StorageError, _ROOM),
-    errno.EFBIG: (StorageError, "files may not grow so large here: see `ulimit -f`"),
-    errno.EMFILE: (StorageError, _TOO_MANY),
-    errno.ENFILE: (StorageError, _TOO_MANY),
-    errno.ENOMEM: (StorageError, _NO_MEMORY),
-    errno.EIO: (StorageError, "the disk, or the connection to it, has a fault: see the system log"),
-    errno.ENOENT: (OutputError, _GONE),
-    errno.ESTALE: (OutputError, _GONE),
-    errno.EACCES: (OutputError, _PERMISSION),
-    errno.EPERM: (OutputError, _PERMISSION),
-    errno.EROFS: (OutputError, _PERMISSION),
-    errno.EEXIST: (OutputError, _IN_THE_WAY),
-    errno.ENXIO: (OutputError, _IN_THE_WAY),  # a pipe, a socket or a device
-    errno.EISDIR: (OutputError, _IN_THE_WAY),
-    errno.ENOTDIR: (OutputError, _IN_THE_WAY),
-    errno.ENOTEMPTY: (OutputError, _IN_THE_WAY),
-    errno.ENAMETOOLONG: (OutputError, _NAME),
-    errno.ELOOP: (OutputError, _NAME),
+    number: (kind, remedy)
+    for kind, remedy, numbers in (
+        (StorageError, "make room there", (errno.ENOSPC, errno.EDQUOT)),
+        (StorageError, "files may not grow so large here: see `ulimit -f`", (errno.EFBIG,)),
+        (StorageError, "too many files are open: see `ulimit -n`", (errno.EMFILE, errno.ENFILE)),
+        (
+            StorageError,
+            "free memory, or ask for more: see `ulimit -v`, or the limits of the job",
+            (errno.ENOMEM,),
+        ),
+        (
+            StorageError,
+            "the disk, or the connection to it, has a fault: see the system log",
+            (errno.EIO,),
+        ),
+        (
+            OutputError,
+            "it, or its folder, is missing: create it, or put back what was moved or deleted",
+            (errno.ENOENT, errno.ESTALE),
+        ),
+        (
+            OutputError,
+            "check the permissions there, or choose another folder",
+            (errno.EACCES, errno.EPERM, errno.EROFS),
+        ),
+        (
+            OutputError,
+            "something else has this name: move it away, or choose another path",
+            # ENXIO: a pipe, a socket or a device
+            (errno.EEXIST, errno.ENXIO, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY),
+        ),
+        (
+            OutputError,
+            "choose another path: this one is too long, or a broken link",
+            (errno.ENAMETOOLONG, errno.ELOOP),
+        ),
+    )
+    for number in numbers
 }
 
 
