@@ -21,19 +21,14 @@ from virnucpro.core.numeric import BoolArray, IntArray
 from virnucpro.sequences.open_codes import Digits
 from virnucpro.viral.features import (
     BUCKET_BITS,
-    CELLULAR,
     N_BUCKETS,
     NO_RESIDUE,
-    ONE_CELLULAR,
-    ONE_VIRAL,
     OWNER_BITS,
     RARITY,
-    RATHER_CELLULAR,
-    RATHER_VIRAL,
     RESIDUE_BY_CODON,
     REST_BITS,
-    VIRAL,
     Features,
+    KmerClass,
     Numbers,
     Residues,
     WordTable,
@@ -111,12 +106,14 @@ class WordCounts:
         """The table without some folds: words of several groups, and the sample of the others."""
         folds = [fold for fold in range(self.n_folds) if fold not in left_out]
         n_cellular, n_viral = self.n_groups[:, folds].sum(axis=1, dtype=np.int32).T
-        owners = np.where(n_viral > n_cellular, RATHER_VIRAL, RATHER_CELLULAR).astype(np.uint8)
-        owners[n_cellular == 0] = VIRAL
-        owners[n_viral == 0] = CELLULAR
+        owners = np.where(
+            n_viral > n_cellular, KmerClass.RATHER_VIRAL, KmerClass.RATHER_CELLULAR
+        ).astype(np.uint8)
+        owners[n_cellular == 0] = KmerClass.VIRAL
+        owners[n_viral == 0] = KmerClass.CELLULAR
         is_alone = n_viral + n_cellular == 1
-        owners[is_alone & (n_viral == 1)] = ONE_VIRAL
-        owners[is_alone & (n_cellular == 1)] = ONE_CELLULAR
+        owners[is_alone & (n_viral == 1)] = KmerClass.ONE_VIRAL
+        owners[is_alone & (n_cellular == 1)] = KmerClass.ONE_CELLULAR
         is_kept = (n_viral + n_cellular > 1) | (is_alone & is_in_sample(self.numbers))
         return word_table(self.numbers[is_kept], owners[is_kept])
 

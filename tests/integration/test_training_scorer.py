@@ -37,11 +37,7 @@ from virnucpro.viral.features import (
     N_FIGURES,
     N_WORD_FIGURES,
     NO_WORDS,
-    ONE_CELLULAR,
-    ONE_VIRAL,
-    RATHER_CELLULAR,
-    RATHER_VIRAL,
-    VIRAL,
+    KmerClass,
 )
 from virnucpro.viral.networks import (
     ErrorRates,
@@ -148,14 +144,22 @@ def test_words_have_owners_or_samples(relatives: Collection) -> None:
     alone = counts.numbers[~is_shared]
     in_sample = is_in_sample(shared)
     assert 0 < in_sample.sum() < len(shared)
-    owners = {(): RATHER_VIRAL, (0, 1): RATHER_CELLULAR, (2,): VIRAL, (1, 2): VIRAL}
+    owners = {
+        (): KmerClass.RATHER_VIRAL,
+        (0, 1): KmerClass.RATHER_CELLULAR,
+        (2,): KmerClass.VIRAL,
+        (1, 2): KmerClass.VIRAL,
+    }
     for left_out, owner in owners.items():
         assert (owners_of(counts.table(left_out), shared) == owner).all()
-    for left_out, owner in {(0, 1, 2): ONE_VIRAL, (0, 1, 3): ONE_CELLULAR}.items():
+    for left_out, owner in {
+        (0, 1, 2): KmerClass.ONE_VIRAL,
+        (0, 1, 3): KmerClass.ONE_CELLULAR,
+    }.items():
         found = owners_of(counts.table(left_out), shared)
         np.testing.assert_array_equal(found, np.where(in_sample, owner, 0))
     assert len(counts.table({0, 1, 2, 3})) == len(alone)
-    assert set(owners_of(counts.table(), alone)) == {ONE_VIRAL, ONE_CELLULAR}
+    assert set(owners_of(counts.table(), alone)) == {KmerClass.ONE_VIRAL, KmerClass.ONE_CELLULAR}
     assert is_in_sample(alone).all()
 
 

@@ -48,7 +48,7 @@ from virnucpro.viral.features import (
     RARITY,
     RATIOS,
     SHARES,
-    VIRAL,
+    KmerClass,
     WordTable,
     layout_features,
 )
@@ -208,7 +208,7 @@ def test_word_table_names_only_its_words() -> None:
 
 def test_sampled_words_are_in_their_own_buckets() -> None:
     numbers = np.unique(np.random.default_rng(10).integers(20**LENGTH, size=8000))
-    table = word_table(numbers, np.full(len(numbers), VIRAL, np.uint8))
+    table = word_table(numbers, np.full(len(numbers), KmerClass.VIRAL, np.uint8))
     n_in_sample = int(is_in_sample(numbers).sum())
     assert table.bucket_sizes[N_BUCKETS // 2 :].sum() == n_in_sample
     # standard deviation sqrt(8000 * 7 / 64) = 30; four of them
@@ -223,7 +223,10 @@ def test_sampled_words_are_in_their_own_buckets() -> None:
         (lambda: WordTable(np.ones(N_BUCKETS, np.uint8), np.zeros(0, np.uint16)), "buckets"),
         (lambda: word_table(np.array([1]), np.array([0], np.uint8)), "unknown owners"),
         (lambda: word_table(np.array([1]), np.array([7], np.uint8)), "unknown owners"),
-        (lambda: word_table(np.full(256, 7), np.full(256, VIRAL, np.uint8)), "256 words in one"),
+        (
+            lambda: word_table(np.full(256, 7), np.full(256, KmerClass.VIRAL, np.uint8)),
+            "256 words in one",
+        ),
     ],
 )
 def test_senseless_word_table_is_refused(make: Callable[[], WordTable], why: str) -> None:

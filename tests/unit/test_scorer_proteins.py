@@ -26,7 +26,7 @@ from virnucpro.viral.features import (
     N_WORD_FIGURES,
     NO_RESIDUE,
     NO_WORDS,
-    VIRAL,
+    KmerClass,
 )
 from virnucpro.viral.networks import OWN_SCORER, ProteinNetworks, Scorer, load_scorer
 from virnucpro.viral.options import ThresholdOptions
@@ -137,11 +137,11 @@ def test_viral_word_is_found_anywhere() -> None:
     )
     lone = encode_protein(word)
     numbers = words_in(lone, np.zeros(LENGTH, dtype=np.int64))[1]
-    table = word_table(numbers, np.array([VIRAL], dtype=np.uint8))
+    table = word_table(numbers, np.array([KmerClass.VIRAL], dtype=np.uint8))
     no_ratios = [np.zeros(n_numbers(pattern), dtype=np.int8) for pattern in PATTERNS]
     figures = kmer_features(proteins, table, no_ratios)[:, :N_WORD_FIGURES]
-    assert figures[0, VIRAL - 1] == pytest.approx((1 / 52) ** 0.5)
-    assert not figures[0, VIRAL:].any() and not figures[1].any()
+    assert figures[0, KmerClass.VIRAL - 1] == pytest.approx((1 / 52) ** 0.5)
+    assert not figures[0, KmerClass.VIRAL :].any() and not figures[1].any()
 
 
 # Kyte and Doolittle 1982, doi:10.1016/0022-2836(82)90515-0

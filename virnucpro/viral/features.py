@@ -23,6 +23,7 @@ group, it contains a sample: one in eight, selected by hash.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache, cached_property
 from typing import Any
 
@@ -38,8 +39,6 @@ from virnucpro.viral.windows import Windows, is_stop
 LENGTH = 9  # residues in a k-mer
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 NO_RESIDUE = len(AMINO_ACIDS)  # stops, and codons with an unknown base
-# k-mer classes, 0: none. ONE_*: one group, else several: all viral, all cellular, or mixed
-VIRAL, ONE_VIRAL, CELLULAR, ONE_CELLULAR, RATHER_VIRAL, RATHER_CELLULAR = range(1, 7)
 N_WORD_FIGURES = 6
 RARITY = 8  # one k-mer in this many belongs to the sample, a power of two
 BUCKET_BITS = 20
@@ -74,6 +73,17 @@ Features = NDArray[np.float32]
 
 
 # K-mers
+
+
+class KmerClass(IntEnum):
+    """Which groups in the training data have a k-mer. A k-mer without a class has the number 0."""
+
+    VIRAL = 1  # several groups, all viral
+    ONE_VIRAL = 2
+    CELLULAR = 3
+    ONE_CELLULAR = 4
+    RATHER_VIRAL = 5  # several groups, most of them viral
+    RATHER_CELLULAR = 6
 
 
 @dataclass(frozen=True, eq=False)
