@@ -5,9 +5,9 @@ by a scale, and multiplies the weights by it: max |x| ** strength / max |w| ** (
 the channel. The largest |x| come from other random proteins than those that are measured.
 
 Formats are emulated in float32 on the CPU: rows are scaled by their largest number and rounded, as
-in ``virnucpro.models.fp8``. Weights are random. With ``outlier`` above 1, one channel in a hundred
-behind a LayerNorm is that many times larger, and its weights are smaller by as much, so the model
-computes the same. Published language models have such channels.
+in ``virnucpro.models.eight_bits``. Weights are random. With ``outlier`` above 1, one channel in a
+hundred behind a LayerNorm is that many times larger, and its weights are smaller by as much, so the
+model computes the same. Published language models have such channels.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from timing import proteins_of
 from torch import Tensor, nn
 from variants import random_tensors
 
-from virnucpro.models.attention import choose_kernel
+from virnucpro.models.attention import E4M3, choose_kernel
+from virnucpro.models.eight_bits import quantise, restore
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.loading import create_esm2
 from virnucpro.models.esm2.model import ESM2, Layer
-from virnucpro.models.fp8 import quantise, restore
 from virnucpro.models.packing import PackedBatch, segment_mean
 
 _CPU = torch.device("cpu")
@@ -67,10 +67,7 @@ class EmulatedLinear(nn.Module):
 
 def round_rows(rows: Tensor, number: str) -> Tensor:
     """Round rows to 8 bits, with one scale per row, and restore them. (n_rows, dim) float32"""
-    if number == "e4m3":
-        return restore(quantise(rows))
-    largest = rows.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
-    return (rows * (127 / largest)).round() * (largest / 127)
+    return restore(quantise(rows, E4M3 if number == "e4m3" else torch.int8))
 
 
 def compare_smoothing(

@@ -165,7 +165,9 @@ def peers(options: argparse.Namespace) -> Iterator[Row]:
                 repeats=options.repeats,
                 one_by_one=not is_cpu,
             )
-            ours = our_ways([choose_precision("auto", choice)], setting)
+            precisions = [choose_precision("auto", choice)]
+            precisions += ["int8"] if choice.has_int8 else []
+            ours = our_ways(precisions, setting)
             ways = [*peer_ways(setting, has_bf16=choice.has_bf16), *ours]
             with layouts(setting, n_threads, len(ways)) as places:
                 yield from compare_ways(comparison, ways, places)

@@ -128,7 +128,7 @@ def load_made(setting: Setting, precision: Precision, kernel: Kernel) -> TimedEn
         shape, random_tensors(shape, device), shape.n_layers, DTYPES[precision], device
     )
     if precision == "fp8":
-        model.quantise(device)
+        model.quantise(device, E4M3)
     model.attend = kernel
     encoder = TransformerEncoder(setting.spec(precision), model, device)
     plan = plan_by(encoder, setting.tokens_per_batch)

@@ -108,7 +108,7 @@ class _RunKeywords(TypedDict, total=False):
     rename_duplicates: bool
     gpus: str | None
     device: Literal["auto", "cuda", "cpu", "mps"]
-    precision: Literal["auto", "bf16", "fp16", "fp32", "fp8"]
+    precision: Literal["auto", "bf16", "fp16", "fp32", "fp8", "int8"]
     workers: int | None
     esm_batch_size: str
     worker_timeout: float
@@ -655,7 +655,7 @@ class Embedder(ResidentEmbedder):
         devices: str = "all",
         layer: int | None = None,
         pooling: Pooling = "mean",
-        precision: Literal["auto", "bf16", "fp16", "fp32", "fp8"] = "auto",
+        precision: Literal["auto", "bf16", "fp16", "fp32", "fp8", "int8"] = "auto",
         batch_size: int | str = "auto",
         workers: int | None = 1,
         sequence_column: str = "sequence",

@@ -91,6 +91,7 @@ def test_tolerance_follows_layers_and_precision(tmp_path, model):
         ("fp32", 0, 1e-5),
         ("bf16", 1e-3, 2e-2),
         ("fp8", 1e-2, 0.4),
+        ("int8", 2e-3, 0.2),
     ):
         shallow = run(model, precision)
         deep = run(path, precision)

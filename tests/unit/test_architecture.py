@@ -31,7 +31,7 @@ MODEL = [
 MODEL += [
     f"models.{name}"
     for name in (
-        *("attention", "checkpoint", "checkpoint_model", "converted", "fp8", "packing"),
+        *("attention", "checkpoint", "checkpoint_model", "converted", "eight_bits", "packing"),
         *("head_tensors", "heads", "output_pass", "output_choice"),
         *("pooling", "protein_tokens", "transformer", "transformer_encoder", "triton_kernels"),
         *("attention_tiles", "triton_tiles"),

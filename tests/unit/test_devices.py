@@ -356,6 +356,28 @@ def test_bf16_on_cpus_that_multiply_it_fast(monkeypatch, tmp_path, vendor, flags
     assert cpu_has_bf16() == is_fast
 
 
+@pytest.mark.parametrize(
+    ("flags", "has_int8"),
+    [
+        ("fpu avx2 avx_vnni", True),
+        ("fpu avx512f avx512_vnni", True),
+        ("fpu amx_tile amx_int8", True),
+        ("fpu avx2 avx512f", False),
+    ],
+)
+def test_int8_needs_instructions_for_it(monkeypatch, tmp_path, flags, has_int8):
+    facts = tmp_path / "cpuinfo"
+    facts.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\n")
+    monkeypatch.setattr(devices, "_CPU_FACTS", facts)
+    choice = choose_devices(ComputeOptions(device="cpu"))
+    if has_int8:
+        assert choose_precision("int8", choice) == "int8"
+    else:
+        with pytest.raises(UnavailableError, match="--precision int8 needs a CPU with VNNI"):
+            choose_precision("int8", choice)
+    assert choose_precision("auto", choice) != "int8"
+
+
 def test_token_budget_fits_device_and_model():
     sizes = {name: choose_tokens(WIDE, footprint(name), "bf16") for name in PUBLISHED}
     assert sizes["esm2_t33_650M_UR50D"] == 32_768
@@ -482,6 +504,7 @@ def test_precision_is_fast_on_every_gpu(chosen, cards, asked, precision):
     [
         ([GTX], "bf16", "--precision bf16", "leave it out"),
         ([], "fp16", "--precision fp16", "leave it out"),
+        ([H200], "int8", r"needs a CPU with VNNI or AMX, and the run uses cuda:0", "leave it out"),
         ([L4, A100], "fp8", r"cuda:1 \(NVIDIA A100\) has 8\.0$", "alone with --gpus 0"),
         ([], "fp8", r"8\.9 and newer, and this run uses none$", "--device cpu --precision fp8"),
     ],
@@ -494,7 +517,7 @@ def test_missing_precision_is_refused(chosen, cards, asked, message, hint):
 
 
 def test_batch_room_follows_weight_precision():
-    assert MEDIUM.weight_bytes("fp8") == MEDIUM.n_parameters
+    assert MEDIUM.weight_bytes("fp8") == MEDIUM.weight_bytes("int8") == MEDIUM.n_parameters
     tight = dataclasses.replace(OLD, memory=5 * GIB)
     half, full = (choose_tokens(tight, MEDIUM, precision) for precision in ("fp16", "fp32"))
     # two more bytes for each parameter, and two batches in flight

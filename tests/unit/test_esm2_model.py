@@ -47,11 +47,18 @@ from virnucpro.models.attention import (
     choose_kernel,
     describe,
 )
+from virnucpro.models.eight_bits import (
+    EIGHT_BITS,
+    FP8_WIDTH,
+    Linear8,
+    check_device,
+    quantise,
+    restore,
+)
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.esm2.model_files import inspect_esm2
-from virnucpro.models.fp8 import FP8_WIDTH, Linear8, check_device, quantise, restore
 from virnucpro.models.packing import PackedBatch, bag_mean, use_device
 from virnucpro.models.pooling import bos_pool, mean_pool, residues_only
 from virnucpro.models.transformer import rotary_frequencies
@@ -87,10 +94,11 @@ class Case:
 
     def load(self, path: Path, layer: int) -> ESM2:
         device = torch.device(self.device)
-        if self.dtype == E4M3:
+        if self.dtype in EIGHT_BITS.values():
             if self.device == "cuda" and inspect_esm2(path).shape.dim % FP8_WIDTH:
                 pytest.skip("too narrow for the products of a GPU")
-            model = load_esm2(path, layer, torch.bfloat16, torch.device("cpu")).quantise(device)
+            model = load_esm2(path, layer, torch.bfloat16, torch.device("cpu"))
+            model.quantise(device, self.dtype)
         else:
             model = load_esm2(path, layer, self.dtype, device)
             if self.kernel is attend_compiled:
@@ -116,6 +124,8 @@ CASES = [
         (Case("cpu", torch.bfloat16, attend_compiled), ()),
         (Case("cpu", torch.float16, attend_runs), ()),
         (Case("cpu", E4M3, attend_compiled), ()),
+        (Case("cpu", torch.int8, attend_runs), ()),
+        (Case("cpu", torch.int8, attend_compiled), ()),
         (Case("cuda", E4M3, attend_varlen), on_ada),
         (Case("cuda", E4M3, attend_varlen_triton), on_ada),
         (Case("cuda", torch.float32, attend_runs), on_cuda),
@@ -204,9 +214,9 @@ def test_fp8_product_equals_its_rounded_rows(device, n_tokens):
     # a row of zeros, but for one
     x[0] = 0
     x[0, 5] = 3e-20
-    rows = quantise(x.to(device))
-    product = Linear8(linear)
-    weight = restore(quantise(linear.weight)).double()
+    rows = quantise(x.to(device), E4M3)
+    product = Linear8(linear, E4M3)
+    weight = restore(quantise(linear.weight, E4M3)).double()
     exact = restore(rows).double() @ weight.T + linear.bias.double()
     size = restore(rows).double().abs() @ weight.T.abs() + linear.bias.double().abs()
     # sums of 64 products in float32, four more operations, and one rounding to bf16
@@ -218,6 +228,53 @@ def test_fp8_product_equals_its_rounded_rows(device, n_tokens):
     kept = restore(rows).cpu().double()
     largest = x.double().abs().amax(dim=1, keepdim=True)
     assert ((kept - x).abs() <= x.abs() * (2**-4 + 1e-6) + largest.clamp(min=1e-12) * 2**-18).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_gelu", [False, True])
+@pytest.mark.parametrize("dim", [1, 16, 72, 333])
+def test_rows_are_rounded_to_int8(dtype, has_gelu, dim):
+    """To the nearest 1/127 of the largest number. Ties and the last bits of GELU may differ."""
+    x = 10 ** torch.linspace(-8, 8, 7)[:, None] * torch.randn(7, dim)
+    x[0] = 0
+    x = x.to(dtype)
+    rows = quantise(x, torch.int8, has_gelu=has_gelu)
+    exact = F.gelu(x.double()) if has_gelu else x.double()
+    largest = exact.abs().amax(dim=1, keepdim=True).clamp(min=1e-12)
+    assert rows.values.dtype == torch.int8 and rows.values.abs().amax() == 127
+    torch.testing.assert_close(rows.scales.double(), largest / 127, rtol=1e-5, atol=0)
+    # erf has an absolute error of 1.5e-7, which is multiplied by x
+    error_of_gelu = x.double().abs() * 3e-7 if has_gelu else 0.0
+    distance = (restore(rows).double() - exact).abs()
+    assert (distance <= (0.5 + 1e-4) * largest / 127 + error_of_gelu).all()
+    assert not rows.values[0].any()
+
+
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("has_gelu", [False, True])
+def test_fault_in_a_row_is_in_its_whole_int8_product(fault, has_gelu):
+    x = torch.randn(3, 40)
+    x[1, 17] = fault
+    rows = quantise(x, torch.int8, has_gelu=has_gelu)
+    assert rows.scales.isnan().flatten().tolist() == [False, True, False]
+    linear = nn.Linear(40, 24, dtype=torch.bfloat16).requires_grad_(False)
+    product = Linear8(linear, torch.int8)(rows)
+    assert product[1].isnan().all() and not product[::2].isnan().any()
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3, 33])
+@pytest.mark.parametrize(("n_in", "n_out"), [(64, 48), (72, 216), (333, 7)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_int8_product_equals_its_rounded_rows(n_tokens, n_in, n_out, has_bias):
+    linear = nn.Linear(n_in, n_out, bias=has_bias, dtype=torch.bfloat16).requires_grad_(False)
+    rows = quantise(torch.randn(n_tokens, n_in), torch.int8)
+    weight = restore(quantise(linear.weight, torch.int8)).double()
+    exact = restore(rows).double() @ weight.T
+    exact = exact + linear.bias.double() if has_bias else exact
+    # the sum is exact, and the scales and the bias take four operations before the last rounding
+    found = Linear8(linear, torch.int8)(rows)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-6)
 
 
 def test_torch_without_fp8_products_is_named(monkeypatch):
@@ -455,11 +512,19 @@ def test_gradients_equal_fair_esm(oracle, kernel):
 @pytest.mark.parametrize("n_others", [1, 40])
 @pytest.mark.parametrize(
     ("dtype", "is_reordered"),
-    [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)],
+    [
+        (torch.bfloat16, True),
+        (torch.bfloat16, False),
+        (torch.float32, True),
+        (torch.int8, False),
+    ],
 )
 def test_cpu_vector_has_same_bits_in_any_batch(oracle, length, n_others, dtype, is_reordered):
     """In batches of four tokens or more. On AMD CPUs, MKL treats smaller ones differently."""
-    model = load_esm2(oracle.path, oracle.shape.n_layers, dtype, torch.device("cpu"))
+    loaded = torch.bfloat16 if dtype == torch.int8 else dtype
+    model = load_esm2(oracle.path, oracle.shape.n_layers, loaded, torch.device("cpu"))
+    if dtype == torch.int8:
+        model.quantise(torch.device("cpu"), dtype)
     if is_reordered:
         model.reorder_weights()
     protein = random_protein(length, seed=1000)

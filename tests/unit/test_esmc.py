@@ -185,7 +185,7 @@ def run_check(path: Path, precision: Precision = "fp32"):
     return outcome
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8", "int8"])
 def test_check_passes(folder, short_panel, precision):
     outcome = run_check(folder, precision)
     assert not outcome.failures, outcome.report_lines()

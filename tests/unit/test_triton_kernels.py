@@ -46,13 +46,13 @@ from virnucpro.models.checkpoint import LAYER_NORM_EPS
 from virnucpro.models.dnabert_s import model as dnabert_s
 from virnucpro.models.dnabert_s.encoder import load_dnabert
 from virnucpro.models.dnabert_s.model import alibi_slopes, attend_texts_triton, mean_pool, pack
+from virnucpro.models.eight_bits import Rows8, quantise, restore
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.esm2.model_files import read_shape
 from virnucpro.models.esmc.config import ESMCShape
 from virnucpro.models.esmc.loading import random_esmc
 from virnucpro.models.esmc.model import ESMC
-from virnucpro.models.fp8 import Rows8, quantise, restore
 from virnucpro.models.packing import PackedBatch
 from virnucpro.models.registry import FAMILIES
 from virnucpro.models.transformer import DTYPES, rotary_frequencies
@@ -459,10 +459,10 @@ def test_fp8_rows_equal_pytorch(dim, n_tokens, has_gelu):
     triton_kernels.quantise(x, values, scales, has_gelu=has_gelu)
     if has_gelu:
         assert_nearly_in_8_bits(
-            Rows8(values, scales), quantise(F.gelu(x.float())), 8 * U
+            Rows8(values, scales), quantise(F.gelu(x.float()), E4M3), 8 * U
         )  # GELU is off by some u
         return
-    expected = quantise(x)
+    expected = quantise(x, E4M3)
     assert torch.equal(values.view(torch.uint8), expected.values.view(torch.uint8))
     assert torch.equal(scales, expected.scales)
 
@@ -503,7 +503,7 @@ def test_border_rounds_its_norm_to_8_bits(n_added, keeps_total):
         rows = norm(sum(added, x))
     assert total is None or torch.equal(total, sum(added, x))
     slack = (1.5 * np.log2(dim) + 8) * U  # as of the LayerNorm in 16 bits
-    assert_nearly_in_8_bits(Rows8(values, scales), quantise(rows), slack)
+    assert_nearly_in_8_bits(Rows8(values, scales), quantise(rows, E4M3), slack)
 
 
 SHORT = {  # layers, heads and their dimensions
@@ -543,7 +543,7 @@ def test_batch_through_kernels_equals_fair_esm(monkeypatch, tmp_path, head_dim, 
     for layer in (1, shape.n_layers):
         model = load_esm2(path, layer, DTYPES["fp8"] if dtype == E4M3 else dtype, CPU)
         if dtype == E4M3:
-            model.quantise(CPU)
+            model.quantise(CPU, E4M3)
         model.attend = kernel
         batch = model.lay_out(PackedBatch.from_sequences(PROTEINS))
         embedded = model.token_rows()[batch.tokens]

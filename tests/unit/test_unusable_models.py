@@ -86,6 +86,7 @@ def test_nan_in_a_pt_file_is_refused(tmp_path):
         (TOO_LARGE_FOR_BF16, "bf16", "set --precision to fp32"),
         (TOO_LARGE_FOR_BF16, "fp16", "set --precision to fp32"),
         (TOO_LARGE_FOR_BF16, "fp8", "set --precision to fp32"),
+        (TOO_LARGE_FOR_BF16, "int8", "set --precision to fp32"),
     ],
 )
 def test_weights_too_large_for_the_precision(changed, number, precision, hint):

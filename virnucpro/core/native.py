@@ -225,6 +225,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_int64,
         c_void_p,
     ),
+    # rows, by tensor addresses; 1 for bf16, 1 for GELU, rows, columns; the rounded rows, scales
+    "round_to_int8": (c_void_p, c_int, c_int, c_int64, c_int64, c_void_p, c_void_p),
+    # a product, by tensor addresses; scales of rows and columns, bias or 0; rows, columns, result
+    "restore_int8": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p),
 }
 
 

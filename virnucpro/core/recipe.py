@@ -27,7 +27,7 @@ from virnucpro.core.option_text import with_options
 
 InputType = Literal["nucleotide", "protein"]
 Precision = Literal[
-    "fp32", "bf16", "fp16", "bf16x2", "fp8"
+    "fp32", "bf16", "fp16", "bf16x2", "fp8", "int8"
 ]  # bf16x2: each number as two bf16 parts
 FeatureFormat = Literal["h5", "npz", "pt", "parquet"]
 ExportFormatName = Literal[
@@ -231,7 +231,7 @@ class Footprint:
     def weight_bytes(self, precision: Precision) -> int:
         """Return the size of the weights on a device, in bytes."""
         n_bytes = self.bytes_per_parameter
-        if precision == "fp8":
+        if precision in ("fp8", "int8"):
             n_bytes /= 2
         elif precision == "fp32":
             n_bytes = max(n_bytes, 4)

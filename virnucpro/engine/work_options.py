@@ -26,5 +26,5 @@ class WorkOptions(CacheOptions, EngineOptions):
         ),
     ] = None
     # not an option: set by the run
-    precision: Literal["auto", "bf16", "fp16", "fp32", "fp8"] = "auto"
+    precision: Literal["auto", "bf16", "fp16", "fp32", "fp8", "int8"] = "auto"
     array: Mapping[str, str] = field(default_factory=dict)  # job array environment variables

@@ -40,7 +40,9 @@ _LARGEST: Mapping[str, float] = {
     "fp32": float(np.finfo(np.float32).max),
     "fp16": float(np.finfo(np.float16).max),
     "bf16": (2 - 2**-7) * 2.0**127,
-    "fp8": (2 - 2**-7) * 2.0**127,  # weights are scaled from bf16 to 8 bits
+    # weights are scaled from bf16 to 8 bits
+    "fp8": (2 - 2**-7) * 2.0**127,
+    "int8": (2 - 2**-7) * 2.0**127,
 }
 
 

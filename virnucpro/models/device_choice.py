@@ -49,6 +49,7 @@ class DeviceChoice:
     has_bf16: bool
     memory: int  # free bytes on the smallest GPU, or for each CPU worker
     gpus: tuple[Gpu, ...] = ()  # NVIDIA GPUs, in ``devices`` order
+    has_int8: bool = False  # a CPU with instructions for products of 8-bit integers
 
     @property
     def kind(self) -> str:
@@ -148,6 +149,17 @@ def choose_precision(request: str, choice: DeviceChoice) -> Precision:
             return "fp8"
         case "fp8":
             raise _why_no_fp8(choice)
+        case "int8" if choice.has_int8:
+            return "int8"
+        case "int8":
+            raise UnavailableError(
+                with_options(
+                    "{precision:int8} needs a CPU with VNNI or AMX, and the run uses {shown}",
+                    shown=choice.descriptions[0],
+                ),
+                hint="leave it out for the best that the device has",
+                option="precision",
+            )
     raise UnavailableError(
         with_options(
             "{precision:{request}} is not possible on {shown}",

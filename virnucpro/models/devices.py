@@ -117,6 +117,7 @@ def _choose_cpu(workers: int | None, model_bytes: int, machine: Machine) -> Devi
             f"{format_count(machine.cores, 'core')}{limits}",
         ),
         has_bf16=cpu_has_bf16(),
+        has_int8=cpu_has_int8(),
         memory=machine.memory_available // n_workers,
     )
 
@@ -127,11 +128,22 @@ def cpu_has_bf16() -> bool:
     This needs AMX, or an AMD CPU with AVX512-BF16. Intel CPUs with AVX512-BF16 but without AMX
     multiply bf16 at half the fp32 rate.
     """
+    facts = _read_cpu_facts()
+    flags = facts.get("flags", [])
+    vendor = facts.get("vendor_id", [])
+    return "amx_tile" in flags or ("avx512_bf16" in flags and vendor != ["GenuineIntel"])
+
+
+def cpu_has_int8() -> bool:
+    """Return True if the CPU has instructions that multiply and add 8-bit integers."""
+    flags = _read_cpu_facts().get("flags", [])
+    return not {"avx512_vnni", "avx_vnni", "amx_int8"}.isdisjoint(flags)
+
+
+def _read_cpu_facts() -> dict[str, list[str]]:
+    """Read what the kernel tells about the first processor: name -> words."""
     if not _CPU_FACTS.exists():
-        return False
+        return {}
     with _CPU_FACTS.open(errors="replace") as lines:
         facts = dict(reversed([line.split(":", 1) for line in lines if ":" in line]))
-    words = {name.strip(): fact.split() for name, fact in facts.items()}
-    flags = words.get("flags", [])
-    vendor = words.get("vendor_id", [])
-    return "amx_tile" in flags or ("avx512_bf16" in flags and vendor != ["GenuineIntel"])
+    return {name.strip(): fact.split() for name, fact in facts.items()}

@@ -17,7 +17,7 @@ from virnucpro.models.device_choice import (
     choose_precision,
     format_version,
 )
-from virnucpro.models.devices import cpu_has_bf16, has_mps
+from virnucpro.models.devices import cpu_has_bf16, cpu_has_int8, has_mps
 from virnucpro.models.gpu_state import GpuState, format_cores, read_gpu_state, read_near_cores
 from virnucpro.models.nvidia import Unusable, list_gpus, visible_gpus, why_unusable
 from virnucpro.models.torch_build import TorchBuild, torch_build
@@ -67,6 +67,7 @@ def measure_machine(
             "memory_total": machine.memory_total,
             "memory_limited_by": machine.memory_source,
             "precision": "bf16" if cpu_has_bf16() else "fp32",
+            "no_int8": None if cpu_has_int8() else "it needs VNNI or AMX",
             **_WITHOUT_TRITON,
         },
     }
@@ -127,7 +128,8 @@ def describe_machine(facts: Mapping[str, Any]) -> list[str]:
         f"cpu     {format_count(cpu['cores'], 'core')}, {_format_memory(cpu)}, {cpu['precision']}"
     )
     limits = f"cores limited by {cpu['cores_limited_by']}, memory by {cpu['memory_limited_by']}"
-    return lines + _wrap_lines(head, limits, *_describe_kernels(cpu))
+    int8 = f"no int8: {cpu['no_int8']}" if cpu["no_int8"] else "int8 with --precision int8"
+    return lines + _wrap_lines(head, limits, int8, *_describe_kernels(cpu))
 
 
 def _format_memory(facts: Mapping[str, Any]) -> str:

@@ -90,7 +90,7 @@ class _TrainedModel(Model):
     weights: Weights = field(compare=False, repr=False)  # of the network over the residues
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
-        return "bf16" if precision == "fp8" else precision
+        return "bf16" if precision in ("fp8", "int8") else precision
 
     def describe(self, spec: EncoderSpec) -> str:
         on_base = f" on {printable(self.base.name)}" if self.base is not None else ""

@@ -1,8 +1,8 @@
 """The base for ESM-2 and ESM C: pre-norm transformers with rotary positions on packed proteins.
 
 Matrix products use the chosen precision. The residual stream, norms, rotary tables and pooling are
-always float32, because a rotary table in bf16 gives wrong angles. In fp8, products within the
-layers take 8-bit numbers, and everything else is as in bf16.
+always float32, because a rotary table in bf16 gives wrong angles. In fp8 and int8, products within
+the layers take 8-bit numbers, and everything else is as in bf16.
 
 A family subclasses ``TransformerLayer`` and ``PackedTransformer``. Its layers have the modules
 ``attention_norm``, ``qkv``, ``attention_out`` and ``mlp_norm``, and an MLP specific to the family.
@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from virnucpro.models.attention import (
-    E4M3,
     TILE_KERNELS,
     TRITON_KERNELS,
     Kernel,
@@ -31,7 +30,7 @@ from virnucpro.models.attention import (
     triton_kernels,
 )
 from virnucpro.models.checkpoint import ROPE_THETA, Tensors
-from virnucpro.models.fp8 import Linear8, Rows8, quantise
+from virnucpro.models.eight_bits import EIGHT_BITS, Linear8, Rows8, quantise
 from virnucpro.models.packing import PackedBatch
 
 # The dtype of weights in memory and of product results, by precision.
@@ -39,7 +38,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
-    "fp8": torch.bfloat16,  # before ``PackedTransformer.quantise``
+    **dict.fromkeys(EIGHT_BITS, torch.bfloat16),  # before ``PackedTransformer.quantise``
 }
 
 Factor = Tensor | Rows8  # the first factor in a product with weights
@@ -92,9 +91,9 @@ class ResidualStream:
         max_waiting = 2  # branches that one kernel adds at once
         if not self.has_triton:
             rows: Tensor = norm(self.x)
-            return quantise(rows) if dtype == E4M3 else rows.to(dtype)
+            return quantise(rows, dtype) if dtype in EIGHT_BITS.values() else rows.to(dtype)
         out = torch.empty_like(self.x, dtype=dtype)
-        scales = self.x.new_empty(len(out), 1) if dtype == E4M3 else None
+        scales = self.x.new_empty(len(out), 1) if dtype in EIGHT_BITS.values() else None
         total = torch.empty_like(self.x) if len(self.waiting) == max_waiting else None
         self._add_and_norm(norm, out, total, scales)
         if total is not None:
@@ -110,14 +109,14 @@ class ResidualStream:
         )
 
     def as_factor(self, rows: Tensor, dtype: torch.dtype) -> Factor:
-        """Convert rows within a sub-layer to a ``dtype`` factor. Only e4m3 changes their dtype."""
-        return self.quantised(rows) if dtype == E4M3 else rows
+        """Convert rows within a sub-layer to a ``dtype`` factor. Only 8 bits change their dtype."""
+        return self.quantised(rows, dtype) if dtype in EIGHT_BITS.values() else rows
 
-    def quantised(self, rows: Tensor, *, has_gelu: bool = False) -> Rows8:
-        """Round rows within a sub-layer to e4m3, with ``has_gelu`` after GELU."""
+    def quantised(self, rows: Tensor, dtype: torch.dtype, *, has_gelu: bool = False) -> Rows8:
+        """Round rows within a sub-layer to 8 bits, with ``has_gelu`` after GELU."""
         if not self.has_triton:
-            return quantise(F.gelu(rows.float()) if has_gelu else rows)
-        out = Rows8(torch.empty_like(rows, dtype=E4M3), self.x.new_empty(len(rows), 1))
+            return quantise(rows, dtype, has_gelu=has_gelu)
+        out = Rows8(torch.empty_like(rows, dtype=dtype), self.x.new_empty(len(rows), 1))
         triton_kernels().quantise(rows, *out, has_gelu=has_gelu)
         return out
 
@@ -185,11 +184,11 @@ class TransformerLayer(nn.Module):
             ordered = torch.ops.mkldnn._reorder_linear_weight(part.weight, usual_tokens)
             part.weight = nn.Parameter(ordered, requires_grad=False)
 
-    def quantise(self) -> None:
-        """Switch to 8-bit products. The loaded weights are bf16."""
+    def quantise(self, dtype: torch.dtype) -> None:
+        """Switch to products of 8-bit numbers. The loaded weights are bf16."""
         for name in self.products:
-            setattr(self, name, Linear8(getattr(self, name)))
-        self.dtype = E4M3
+            setattr(self, name, Linear8(getattr(self, name), dtype))
+        self.dtype = dtype
         self.is_fused = False
 
     def linear(self, part: nn.Linear, x: Factor, *, has_gelu: bool = False) -> Tensor:
@@ -322,13 +321,13 @@ class PackedTransformer(nn.Module):
             self.attend = attend
             self.is_exact = False
 
-    def quantise(self, device: torch.device) -> Self:
-        """Move a bf16 model to a device, with 8-bit products within its layers.
+    def quantise(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """Move a bf16 model to a device, with products of 8-bit numbers within its layers.
 
         The model moves layer by layer, so the device never has all weights in 16 bits.
         """
         for layer in self.each_layer():
-            layer.to(device).quantise()
+            layer.to(device).quantise(dtype)
         return self.to(device)
 
     def reorder_weights(self) -> None:

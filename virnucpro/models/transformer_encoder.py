@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.models.attention import E4M3, choose_kernel, describe
+from virnucpro.models.attention import choose_kernel, describe
 from virnucpro.models.base import check_unchanged
 from virnucpro.models.checkpoint import count_bytes, hash_weights
 from virnucpro.models.checkpoint_model import WORTH_CONVERTING
 from virnucpro.models.converted import ReadHeads, is_converted, load_heads
-from virnucpro.models.fp8 import check_device
+from virnucpro.models.eight_bits import EIGHT_BITS, check_device
 from virnucpro.models.heads import Heads
 from virnucpro.models.output_pass import OutputPass
 from virnucpro.models.packing import PackedBatch, PackedEncoder, plan_costs
@@ -46,10 +46,11 @@ def load_encoder(
     heads = load_heads(spec, weights, read_heads).to(device) if spec.needs_head else None
     n_layers = None if spec.needs_head else spec.layer
     dtype = DTYPES[spec.precision]
-    if spec.precision == "fp8":
-        check_device(device)
-        model = load(weights, n_layers, dtype, torch.device("cpu")).quantise(device)
-        model.attend = choose_kernel(device, E4M3, model.shape.head_dim)
+    if factors := EIGHT_BITS.get(spec.precision):
+        if spec.precision == "fp8":
+            check_device(device)
+        model = load(weights, n_layers, dtype, torch.device("cpu")).quantise(device, factors)
+        model.attend = choose_kernel(device, factors, model.shape.head_dim)
         return TransformerEncoder(spec, model, device, heads)
     model = load(weights, n_layers, dtype, device)
     # Workers share the pages of a converted copy, so its weights keep their layout.
@@ -78,10 +79,11 @@ class TransformerEncoder(PackedEncoder):
     @property
     def kernel(self) -> str:
         attention = describe(self.model.attend)
-        if self.spec.precision != "fp8":
+        precision = self.spec.precision
+        if precision not in EIGHT_BITS:
             return attention
-        is_emulated = self.model.inv_freq.device.type == "cpu"
-        return f"{attention}, products in fp8: {'emulated' if is_emulated else 'PyTorch'}"
+        is_emulated = precision == "fp8" and self.model.inv_freq.device.type == "cpu"
+        return f"{attention}, products in {precision}: {'emulated' if is_emulated else 'PyTorch'}"
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
         return int(self._costs(lengths).sum())

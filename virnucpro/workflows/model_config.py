@@ -245,6 +245,6 @@ def _asked_precision(options: RunOptions, recorded: Manifest | None) -> str:
     if options.precision != "auto" or recorded is None or not recorded.recipe.encoders:
         return options.precision
     precisions = {encoder.precision for encoder in recorded.recipe.encoders}
-    if coarse := precisions & {"bf16", "fp16", "fp8"}:
+    if coarse := precisions & {"bf16", "fp16", "fp8", "int8"}:
         return min(coarse)
     return "bf16" if "bf16x2" in precisions else "fp32"

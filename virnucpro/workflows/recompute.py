@@ -57,14 +57,15 @@ from virnucpro.workflows.work_share import RunShare, embed, resolve_share
 from virnucpro.workflows.write_tables import Backlog, Group, TableWriter
 
 T = TypeVar("T")
-# Half the distance between two numbers near 1. Factors in fp8 (2^-4) come from numbers that differ
-# by rounding to bf16 (2^-8), so only those near a boundary round to a different number.
+# Half the distance between two numbers near 1. Factors in 8 bits come from numbers that differ by
+# rounding to bf16 (2^-8), so only those near a boundary round to a different number.
 _UNITS: dict[Precision, float] = {
     "fp32": 2.0**-24,
     "bf16x2": 2.0**-16,
     "fp16": 2.0**-11,
     "bf16": 2.0**-8,
     "fp8": 2.0**-6,
+    "int8": 2.0**-6,
 }
 
 

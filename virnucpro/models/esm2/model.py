@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from virnucpro.models.attention import E4M3, Kernel, RunLayout, attend_runs, attend_to_train
+from virnucpro.models.attention import Kernel, RunLayout, attend_runs, attend_to_train
 from virnucpro.models.checkpoint import LAYER_NORM_EPS
+from virnucpro.models.eight_bits import EIGHT_BITS
 from virnucpro.models.esm2.config import N_TOKENS, ESM2Shape
 from virnucpro.models.packing import PackedBatch, to_device
 from virnucpro.models.protein_tokens import AMINO_ACID_TOKENS, MASK
@@ -65,11 +66,11 @@ class Layer(TransformerLayer):
         return out
 
     def add_mlp(self, stream: ResidualStream) -> None:
-        is_8_bits = self.dtype == E4M3
+        is_8_bits = self.dtype in EIGHT_BITS.values()
         normed = stream.normed(self.mlp_norm, self.dtype)
         inner: Factor = self.linear(self.up, normed, has_gelu=not is_8_bits)
         if isinstance(inner, Tensor) and is_8_bits:
-            inner = stream.quantised(inner, has_gelu=True)
+            inner = stream.quantised(inner, self.dtype, has_gelu=True)
         stream.add(self.linear(self.down, inner))
 
 

@@ -129,7 +129,7 @@ def _precisions(listed: str | None, choice: DeviceChoice) -> tuple[Precision, ..
     """Return the ``auto`` precision and one more. A 16-bit GPU gets float32 only on request."""
     other = "fp32" if choice.kind == "cpu" else "fp16"
     usual = tuple(dict.fromkeys((choose_precision("auto", choice), other)))
-    names = _model_names("--precisions", listed, usual, ("bf16", "fp16", "fp32", "fp8"))
+    names = _model_names("--precisions", listed, usual, ("bf16", "fp16", "fp32", "fp8", "int8"))
     return tuple(choose_precision(name, choice) for name in names)
 
 
@@ -274,7 +274,7 @@ def _limits(device: torch.device, precisions: Sequence[Precision]) -> Iterator[_
     copied_bytes = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}
     n_bytes = copied_bytes[device.type]
     for precision in precisions:
-        if precision != "fp8":  # its products need a scale per row
+        if precision not in ("fp8", "int8"):  # their products need a scale per row
             what = f"matrix product, {side} x {side}"
             limit = _HardwareLimit(what=what, precision=precision, unit="FLOP/s")
             yield _best_rate(limit, 2.0 * side**3, device, partial(_product, device, precision))

@@ -44,7 +44,7 @@ from virnucpro.models.attention import E4M3
 from virnucpro.models.base import Encoder, Model, Rows, load_encoder
 from virnucpro.models.device_choice import DeviceChoice, choose_precision, choose_tokens
 from virnucpro.models.devices import choose_devices
-from virnucpro.models.fp8 import check_device
+from virnucpro.models.eight_bits import check_device
 from virnucpro.models.lookup import open_model
 from virnucpro.models.packing import PackedEncoder, use_device
 from virnucpro.models.registry import find_family

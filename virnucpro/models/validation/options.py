@@ -25,10 +25,10 @@ class BenchOptions:
     precisions: Annotated[
         str | None,
         option(
-            "Measure VirNucPro in these precisions, in order: bf16, fp16, fp32, fp8. "
+            "Measure VirNucPro in these precisions, in order: bf16, fp16, fp32, fp8, int8. "
             "fair-esm is always measured in fp32.",
             metavar="NAME,...",
-            show_default="all of the device; on a GPU not fp32 and fp8",
+            show_default="all of the device; on a GPU not fp32 and fp8, on a CPU not int8",
         ),
     ] = None
     device: Annotated[

@@ -10,8 +10,8 @@ square error is therefore 2u sqrt(1/12 * 3 / (8 ln 2)) = 0.42 u, where u = 2^-8 
 fp16, and 2^-24 for float32.
 
 bf16, fp16: weights, factors and product results are rounded to the precision. Sums are float32,
-which adds no notable error. fp8: weights and the factors multiplied by them are rounded row by row,
-as in ``fp8``, and the rest as in bf16.
+which adds no notable error. fp8, int8: weights and the factors multiplied by them are rounded
+row by row, as in ``eight_bits``, and the rest as in bf16.
 
 float32: a sum over n terms with random signs is rounded at each step, on average at 1 / sqrt(2) of
 its final size. Its relative error is 0.42 u sqrt(n / 2), as if each term had this error. Both
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from virnucpro.core.model_outputs import Pooling
 from virnucpro.core.recipe import Precision
 from virnucpro.models.base import Encoder, Rows
-from virnucpro.models.fp8 import quantise, restore
+from virnucpro.models.eight_bits import EIGHT_BITS, quantise, restore
 from virnucpro.models.transformer import DTYPES
 
 Loss = Callable[[Tensor], Tensor]
@@ -61,7 +61,8 @@ def add_roundings(layers: nn.Module, precision: Precision, n_tokens: int) -> Los
         lose = _noise(linears[0].weight.device, n_terms)
     else:
         lose = _rounding(DTYPES[precision])
-    lose_factors = _round_to_8_bits if precision == "fp8" else lose
+    factors = EIGHT_BITS.get(precision)
+    lose_factors = _rounding_to_8_bits(factors) if factors else lose
     for linear in linears:
         if precision != "fp32":
             linear.weight.copy_(lose_factors(lose(linear.weight)))
@@ -76,8 +77,14 @@ def _rounding(dtype: torch.dtype) -> Loss:
     return lambda exact: exact.to(dtype).to(exact.dtype)
 
 
-def _round_to_8_bits(exact: Tensor) -> Tensor:
-    return restore(quantise(exact))
+def _rounding_to_8_bits(dtype: torch.dtype) -> Loss:
+    return _round_to_int8 if dtype == torch.int8 else lambda exact: restore(quantise(exact, dtype))
+
+
+def _round_to_int8(exact: Tensor) -> Tensor:
+    """Round rows as our C code does, but in PyTorch."""
+    largest = exact.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
+    return (exact * (127 / largest)).round() * (largest / 127)
 
 
 def _noise(device: torch.device, n_terms: int) -> Loss:

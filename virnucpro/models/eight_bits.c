@@ -1,0 +1,161 @@
+/* Round rows to int8 for matrix products, and restore the products, on one thread.
+ *
+ * eight_bits.py calls it and documents the arrays. Each row is computed alone, so its bits do not
+ * depend on the rest of the batch. A row with NaN or an infinite number has the scale NaN.
+ */
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "vectors.h"
+
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+
+/* Rows to round: (n_rows, dim). */
+typedef struct {
+    const void *numbers;
+    int64_t n_rows, dim;
+    int is_bf16, has_gelu;
+    int8_t *values; /* (n_rows, dim) */
+    float *scales;  /* (n_rows,) */
+} Rows;
+
+/* A product of two int8 matrices: (n_rows, n_out). */
+typedef struct {
+    const int32_t *product;
+    const float *row_scales, *column_scales, *bias; /* no bias: NULL */
+    int64_t n_rows, n_out;
+    uint16_t *out; /* bf16 */
+} Product;
+
+/* Copy n numbers of a size, at most LANES. Nearly always it is LANES, without a call. */
+INLINE void copy(void *restrict to, const void *restrict from, int64_t n, const size_t size) {
+    if (n == LANES)
+        memcpy(to, from, LANES * size);
+    else
+        memcpy(to, from, (size_t)n * size);
+}
+
+/* Load up to LANES numbers as float32, the others as 0. */
+INLINE Vector load(const Rows *rows, int64_t first, int64_t n) {
+    Vector numbers = {0};
+    if (!rows->is_bf16) {
+        copy(&numbers, (const float *)rows->numbers + first, n, 4);
+        return numbers;
+    }
+    Halves halves = {0};
+    copy(&halves, (const uint16_t *)rows->numbers + first, n, 2);
+    return (Vector)(__builtin_convertvector(halves, Whole) << 16);
+}
+
+INLINE int64_t n_lanes(int64_t n_left) { return n_left < LANES ? n_left : LANES; }
+
+/* The exact GELU. erf has an error of at most 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26). */
+INLINE Vector gelu(Vector x) {
+    Vector size = larger(x, -x) * 0.70710678F, least = (Vector){0} - 126;
+    Vector t = 1 / (1 + 0.3275911F * size);
+    Vector series = 1.061405429F * t - 1.453152027F;
+    series = series * t + 1.421413741F;
+    series = series * t - 0.284496736F;
+    series = series * t + 0.254829592F;
+    Vector exponential = exp2_of(larger(-1.44269504F * size * size, least));
+    Vector tail = 0.5F * series * t * exponential; /* (1 - erf(size)) / 2 */
+    return x * chosen(x < 0, tail, 1 - tail);
+}
+
+/* Round a row. The largest number becomes 127. */
+INLINE void round_row(const Rows *rows, int64_t row, float *restrict room) {
+    static const float ROUNDING = 12582912; /* 1.5 * 2^23: added to a number, it rounds it */
+    int64_t first = row * rows->dim;
+    Vector most = {0}, faults = {0}, one;
+    for (int64_t i = 0; i < rows->dim; i += LANES) {
+        one = load(rows, first + i, n_lanes(rows->dim - i));
+        one = rows->has_gelu ? gelu(one) : one;
+        most = larger(larger(one, -one), most);
+        faults += one - one; /* 0, or NaN */
+        memcpy(room + i, &one, sizeof one);
+    }
+    float least = 1e-12F, largest = largest_of(most)[0];
+    largest = largest > least ? largest : least; /* a row of zeros */
+    rows->scales[row] = largest / 127 + sum_of(faults);
+    float scale = 127 / largest;
+    for (int64_t i = 0; i < rows->dim; i += LANES) {
+        memcpy(&one, room + i, sizeof one);
+        Vector rounding = (Vector){0} + ROUNDING;
+        Whole numbers = (Whole)(one * scale + rounding) - (Whole)rounding;
+        Bytes bytes = __builtin_convertvector(numbers, Bytes);
+        copy(rows->values + first + i, &bytes, n_lanes(rows->dim - i), 1);
+    }
+}
+
+INLINE int round_all(const Rows *rows) {
+    int64_t width = (rows->dim + LANES - 1) / LANES * LANES;
+    float *room = malloc((size_t)width * sizeof(float));
+    if (!room)
+        return -1;
+    for (int64_t row = 0; row < rows->n_rows; row++)
+        round_row(rows, row, room);
+    free(room);
+    return 0;
+}
+
+/* Scale products back, and add the bias. bf16 is rounded half to even. */
+INLINE int restore_all(const Product *p) {
+    for (int64_t row = 0; row < p->n_rows; row++) {
+        for (int64_t i = 0; i < p->n_out; i += LANES) {
+            int64_t n = n_lanes(p->n_out - i);
+            Whole whole = {0};
+            Vector scale = {0}, bias = {0};
+            copy(&whole, p->product + row * p->n_out + i, n, 4);
+            copy(&scale, p->column_scales + i, n, 4);
+            if (p->bias)
+                copy(&bias, p->bias + i, n, 4);
+            Vector number = __builtin_convertvector(whole, Vector) * (scale * p->row_scales[row]);
+            number += bias;
+            Whole bits = (Whole)number, is_nan = number != number;
+            bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+            bits = (bits & ~is_nan) | (is_nan & 0x7fc0);
+            Halves halves = __builtin_convertvector(bits, Halves);
+            copy(p->out + row * p->n_out + i, &halves, n, 2);
+        }
+    }
+    return 0;
+}
+
+static int round_plain(const Rows *rows) { return round_all(rows); }
+static int restore_plain(const Product *product) { return restore_all(product); }
+
+typedef int Round(const Rows *rows);
+typedef int Restore(const Product *product);
+
+static Round *round_here = round_plain;
+static Restore *restore_here = restore_plain;
+
+#if defined(__x86_64__) && !defined(PORTABLE)
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
+AVX512 static int round_avx512(const Rows *rows) { return round_all(rows); }
+AVX512 static int restore_avx512(const Product *product) { return restore_all(product); }
+
+__attribute__((constructor)) static void choose_code(void) {
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq")) {
+        round_here = round_avx512;
+        restore_here = restore_avx512;
+    }
+}
+#endif
+
+int round_to_int8(const void *numbers, int is_bf16, int has_gelu, int64_t n_rows, int64_t dim,
+                  void *values, void *scales) {
+    Rows rows = {numbers, n_rows, dim, is_bf16, has_gelu, values, scales};
+    return round_here(&rows);
+}
+
+int restore_int8(const void *product, const void *row_scales, const void *column_scales,
+                 const void *bias, int64_t n_rows, int64_t n_out, void *out) {
+    Product whole = {product, row_scales, column_scales, bias, n_rows, n_out, out};
+    return restore_here(&whole);
+}
