@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import cached_property, partial
 from inspect import Parameter, cleandoc, formatannotation, signature
 from itertools import groupby, islice
@@ -722,11 +723,7 @@ def _resolve_keywords(options: Mapping[str, object], keywords: type) -> dict[str
     """
     names = get_type_hints(keywords)
     if strangers := options.keys() - names:
-        raise UsageError(
-            f"there is no option {printable(min(strangers))}",
-            hint="only predict and extract make a run folder; "
-            f"options are {', '.join(sorted(names))}",
-        )
+        raise _no_such_option(min(strangers), sorted(names))
     values = dict(options)
     for alias, name in _ALIASES.items():
         value = values.pop(alias, None)
@@ -735,6 +732,21 @@ def _resolve_keywords(options: Mapping[str, object], keywords: type) -> dict[str
         if value is not None:
             values[name] = value
     return values
+
+
+def _no_such_option(name: str, names: Sequence[str]) -> UsageError:
+    """Return the error for an option that the called function does not have."""
+    others = (predict, extract)
+    owners = [other.__name__ for other in others if name in signature(other).parameters]
+    similar = get_close_matches(name, names)
+    advice = ""
+    if owners:
+        advice = f"it is an option of {' and '.join(owners)}; "
+    elif similar:
+        advice = f"did you mean {' or '.join(similar)}? "
+    return UsageError(
+        f"there is no option {printable(name)}", hint=f"{advice}options are {', '.join(names)}"
+    )
 
 
 @dataclass(frozen=True)

@@ -329,6 +329,21 @@ def test_mistake_is_an_error_with_a_hint(sequences, options, words):
 
 
 @pytest.mark.parametrize(
+    ("function", "option", "hint"),
+    [
+        (virnucpro.predict, "treshold", "did you mean threshold? options are add, "),
+        (virnucpro.predict, "layers", "it is an option of extract; options are add, "),
+        (virnucpro.embed, "output_dir", "it is an option of predict and extract; options are "),
+        (virnucpro.embed, "qqq", "options are "),
+    ],
+)
+def test_unknown_option_has_its_own_advice(function, option, hint):
+    with pytest.raises(virnucpro.VirnucproError) as caught:
+        function({"a": "ACGT"}, **{option: 1})
+    assert str(caught.value.hint).startswith(hint)
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"output_dir": "here"}, "no option output_dir"),
