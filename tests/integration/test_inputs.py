@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import os
+import random
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,6 +109,25 @@ def test_standard_input_may_be_compressed(run, copies, monkeypatch) -> None:
     copy = Path(file.path)
     assert (copy.parent, file.name) == (copies, "standard input")
     assert [(record.id, record.sequence) for record in read_fasta(copy)] == [("a", "AC")]
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress])
+def test_other_formats_are_not_copied_completely(compress, run, copies, tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    content = compress(b"BAM\1" + random.Random(1).randbytes(1_000_000))
+
+    def write() -> None:
+        with suppress(BrokenPipeError):
+            path.write_bytes(content)
+
+    threading.Thread(target=write, daemon=True).start()
+    with within(20):
+        [file] = find_inputs([path], run, copies)
+    is_recognised = compress is not bz2.compress  # its blocks are larger than the first bytes
+    assert (Path(file.path).stat().st_size < 10_000) is is_recognised
+    with pytest.raises(InputError, match="this is BAM, not FASTA or FASTQ"):
+        list(read_fasta(file.path))
 
 
 # Hashing

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
+import zlib
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +14,20 @@ from typing import BinaryIO
 
 from virnucpro.core.atomic_io import (
     hash_stream,
+    is_compressed,
     storage_errors,
     temporary_path,
 )
-from virnucpro.core.errors import InputMissingError
+from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.logging import announce
 from virnucpro.core.option_text import with_options
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.sequences.fasta import (
+    check_format,
     open_fasta,
 )
 from virnucpro.sequences.inputs import RECORDS, STDIN, STDIN_NAME, InputFile
+from virnucpro.sequences.record_text import PEEK_BYTES
 
 
 def copy_input(file: InputFile, copies: Path) -> InputFile:
@@ -42,7 +47,7 @@ def copy_input(file: InputFile, copies: Path) -> InputFile:
         with storage_errors(copies, unnamed), _open_checked(source) as handle:
             tree.make_folder(copies)
             with tree.open(unnamed, "x+") as out:
-                shutil.copyfileobj(handle, out)
+                _copy_content(handle, out)
                 out.flush()
                 os.fsync(out.fileno())  # the content of a pipe exists nowhere else
                 out.seek(0)
@@ -52,6 +57,34 @@ def copy_input(file: InputFile, copies: Path) -> InputFile:
         with suppress(OSError):  # a later start removes it
             tree.delete(unnamed)
     return replace(file, path=str(path), name=name)
+
+
+def _copy_content(handle: BinaryIO, out: BinaryIO) -> None:
+    """Copy a text. If it is neither FASTA nor FASTQ, copy only what its reader needs to name it.
+
+    Otherwise a large BAM file, or a device without an end, would fill the disk first.
+    """
+    start = handle.read1(PEEK_BYTES)  # type: ignore[attr-defined]
+    text = _decompress_start(start)
+    try:
+        check_format(io.BufferedReader(io.BytesIO(text)), "")
+    except InputError:
+        out.write(text)
+        return
+    out.write(start)
+    shutil.copyfileobj(handle, out)
+
+
+def _decompress_start(start: bytes) -> bytes:
+    """Return the first bytes of a text that gzip or bgzip compressed, and other bytes as they are.
+
+    Other compressed texts and damaged ones become empty. Their reader checks them.
+    """
+    if not is_compressed(start):
+        return start
+    with suppress(zlib.error):
+        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, PEEK_BYTES)
+    return b""
 
 
 def _open_checked(source: Path) -> AbstractContextManager[BinaryIO]:
