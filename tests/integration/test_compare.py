@@ -124,6 +124,27 @@ def test_records_and_viruses_are_compared(tmp_path):
     assert code == 65 and "viruses.tsv is missing" in said
 
 
+def test_only_file_may_have_another_name(tmp_path):
+    run = tmp_path / "run"
+    renamed = tmp_path / "renamed"
+    several = tmp_path / "several"
+    copy = tmp_path / "copy.fa"
+    other = tmp_path / "other.fa"
+    shutil.copy(CONTIGS, copy)
+    other.write_text(">a\n" + "ACGT" * 100 + "\n")
+    for folder, files in (run, [CONTIGS]), (renamed, [copy]), (several, [copy, other]):
+        words = [word for file in files for word in ("-i", file)]
+        assert invoke("predict", *words, "-o", folder, "-q")[0] == 0
+    records = only(compare(run, renamed), "records")
+    assert (records.n_both, records.agrees(0.0)) == (16, True)
+    assert only(compare(run, renamed), "viruses").agrees(0.0)
+    assert exit_code(run, renamed, "--tolerance", "0") == 0
+    records = only(compare(run, several), "records")
+    assert records.n_both == 0
+    assert records.kinds["only in A"][0] == "contigs: example_virus_01"
+    assert records.kinds["only in B"][-1] == "other: a"
+
+
 def test_table_type_is_read_from_its_header(result, tmp_path):
     table = tmp_path / "renamed.txt"
     table.write_bytes(FRAMES.replace("\n", "\r\n").encode())

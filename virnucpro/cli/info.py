@@ -209,7 +209,8 @@ def compare(options: _CompareOptions) -> None:
     """Compare two results row by row: missing rows, changed labels, score differences.
 
     Rows (frames or scorer pieces, chunks, records, viruses) are matched by id, in the tables that
-    both results have. The last two columns are score differences.
+    both results have. The file must match, too, unless both results have only one. The last two
+    columns are score differences.
 
     Example: virnucpro compare old_merged/ results/
 

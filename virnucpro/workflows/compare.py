@@ -1,7 +1,7 @@
 """Compare two results: rows in only one of them, different labels, score differences.
 
 A result is a run folder, an output folder from the original VirNucPro, or one table from either.
-Rows are joined by id, in memory.
+Rows are joined by id, in memory. If both results have one file each, its name may differ.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import TypeAlias
@@ -28,9 +29,10 @@ from virnucpro.results.table_readers import parse_call, parse_identity
 from virnucpro.store.checksums import Outputs
 
 _KINDS = "only in A", "only in B", "labels differ"
+_DAMAGE_HINT = "copy it again from an intact folder, or write it again with this version"
 
-# A row for a frame, chunk, record or virus: id, label and score.
-_Row: TypeAlias = tuple[str, str, float | None]
+# A row for a frame, chunk, record or virus: sample if the table has one, id, label and score.
+_Row: TypeAlias = tuple[str, str, str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,23 +145,46 @@ def _check(path: Path) -> None:
 
 
 def _compare_table(name: str, a: Path, b: Path) -> TableComparison:
-    rows_in_a = {row_id: (label, score) for row_id, label, score in _read(name, a)}
+    has_samples = not _are_renamed(_samples(name, a), _samples(name, b))
+    rows_in_a = {
+        _row_name(sample if has_samples else "", row_id): (label, score)
+        for sample, row_id, label, score in _read(name, a)
+    }
     n_both = 0
     only_in_b: list[str] = []
     relabelled: list[str] = []
     differences: list[float] = []
-    for row_id, label, score in _read(name, b):
-        if row_id not in rows_in_a:
-            only_in_b.append(row_id)
+    for sample, row_id, label, score in _read(name, b):
+        row_name = _row_name(sample if has_samples else "", row_id)
+        if row_name not in rows_in_a:
+            only_in_b.append(row_name)
             continue
-        before, score_before = rows_in_a.pop(row_id)
+        before, score_before = rows_in_a.pop(row_name)
         n_both += 1
         if label != before:
-            relabelled.append(f"{row_id} ({before}, {label})")
+            relabelled.append(f"{row_name} ({before}, {label})")
         if score is not None and score_before is not None:
             differences.append(abs(score_before - score))
     kinds = dict(zip(_KINDS, (list(rows_in_a), only_in_b, relabelled), strict=True))
     return TableComparison(name, n_both, kinds, differences)
+
+
+def _samples(name: str, path: Path) -> set[str]:
+    """Return the samples in a table, or nothing if it has no such column."""
+    column = "file"
+    sink, _ = _READERS[name]
+    if column not in sink.columns:
+        return set()
+    return set(sink.rows_at(path, itemgetter(column), _DAMAGE_HINT))
+
+
+def _are_renamed(samples_in_a: set[str], samples_in_b: set[str]) -> bool:
+    """Return True if both results have one file, under different names."""
+    return len(samples_in_a) == len(samples_in_b) == 1 and samples_in_a != samples_in_b
+
+
+def _row_name(sample: str, row_id: str) -> str:
+    return f"{sample}: {row_id}" if sample else row_id
 
 
 def _read(name: str, path: Path) -> Iterator[_Row]:
@@ -168,47 +193,39 @@ def _read(name: str, path: Path) -> Iterator[_Row]:
     Raises:
         InputError: the table is damaged, or an id occurs twice.
     """
-    hint = "copy it again from an intact folder, or write it again with this version"
     ids = set[str]()
     sink, parse = _READERS[name]
 
     def parsed(row: dict[str, str]) -> _Row:
-        row_id, _, score = parsed_row = parse(row)
+        sample, row_id, _, score = parsed_row = parse(row)
+        row_name = _row_name(sample, row_id)
         if score is not None and not 0 <= score <= 1:
-            raise ValueError(f"{row_id} has the score {score}")
-        if row_id in ids:
-            raise ValueError(f"{row_id} occurs twice")
-        ids.add(row_id)
+            raise ValueError(f"{row_name} has the score {score}")
+        if row_name in ids:
+            raise ValueError(f"{row_name} occurs twice")
+        ids.add(row_name)
         return parsed_row
 
-    return sink.rows_at(path, parsed, hint)
+    return sink.rows_at(path, parsed, _DAMAGE_HINT)
 
 
 def _frame_differences(row: dict[str, str]) -> _Row:
-    return row["Sequence_ID"], row["Prediction"], float(row["score2"])
+    return "", row["Sequence_ID"], row["Prediction"], float(row["score2"])
 
 
 def _chunk_differences(row: dict[str, str]) -> _Row:
-    return row["Modified_ID"], row["Is_Virus"], None
+    return "", row["Modified_ID"], row["Is_Virus"], None
 
 
 def _record_differences(row: dict[str, str]) -> _Row:
     call = parse_call(row)
-    return (
-        _file_difference(call.sample, call.record_id),
-        row["call"] or call.status,
-        call.virus_score,
-    )
+    return call.sample, call.record_id, row["call"] or call.status, call.virus_score
 
 
 def _virus_differences(row: dict[str, str]) -> _Row:
     _, identity = parse_identity(row)
     label = f"{row['extent']} {identity.group} {identity.family}".rstrip()
-    return _file_difference(row["file"], row["virus"]), label, float(row["score"])
-
-
-def _file_difference(sample: str, name: str) -> str:
-    return f"{sample}: {name}" if sample else name
+    return row["file"], row["virus"], label, float(row["score"])
 
 
 _READERS: dict[str, tuple[OutputFile, Callable[[dict[str, str]], _Row]]] = {
