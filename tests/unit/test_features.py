@@ -255,7 +255,10 @@ def test_run_of_two_encoders_resumes(make_config, tiny, contigs, tmp_path):
     assert f"shards    {n_shards} done" in lines
     (stores[1].folder / "000001.h5").unlink()
     assert inspect_run(both.output, verify=True)[1] == 1
-    assert f"shards    {n_shards - 1} done" in inspect_run(both.output, verify=False)[0]
+    lines = inspect_run(both.output, verify=False)[0]
+    assert f"shards    {n_shards - 1} done" in lines
+    name = (stores[1].folder / "000001.h5").relative_to(both.output)
+    assert f"missing   {name}: --resume writes them if the input is there" in lines
     events: list[RunEvent] = []
     assert run_inline(config_of_both(resume=True), None, events.append).n_tokens > 0
     assert [event.shard.index for event in events if isinstance(event, ShardDone)] == [1]

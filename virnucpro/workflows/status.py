@@ -45,6 +45,7 @@ _NEXT = {
     "planned": "virnucpro work {} on any machines, then the planned command with --resume",
     "worked": "the planned command with --resume",
 }
+_LISTED = 8  # maximum number of listed files
 
 
 @dataclass(frozen=True)
@@ -275,8 +276,7 @@ def _describe(seen: _RunState) -> list[str]:
         statuses = facts["counts"]["statuses"].items()
         counts = ", ".join(f"{n} {status}" for status, n in statuses if n)
         lines.append(printable(f"records   {counts}"))
-    if "counts" in facts and (missing := _missing(rundir, recipe)):
-        lines.append(f"missing   {', '.join(missing)}: --resume writes them if the input is there")
+        lines += _describe_missing(rundir, recipe)
     lines += _next_steps(seen, step)
     listing = rundir.output(FAILED_FILES.file)
     if listing.exists():
@@ -294,10 +294,17 @@ def _next_steps(seen: _RunState, step: str) -> Iterator[str]:
             yield escape_markup(f"as typed  {shlex.join(map(str, ('virnucpro', *words)))}")
 
 
-def _missing(rundir: RunDir, recipe: Recipe) -> list[str]:
-    """List the outputs that every finished run has and this run lacks."""
-    always = [sink for sink in OUTPUTS[recipe.command] if not sink.is_optional]
-    return [sink.file for sink in always if not rundir.output(sink.file).exists()]
+def _describe_missing(rundir: RunDir, recipe: Recipe) -> Iterator[str]:
+    """Yield the outputs that every finished run has, or that this one had, and that are gone."""
+    always = [sink.file for sink in OUTPUTS[recipe.command] if not sink.is_optional]
+    recorded = Outputs(rundir).read_hashes() or {}
+    paths = {name: rundir.output(name) for name in (*always, *recorded)}
+    folders = {path.parent for path in paths.values()}
+    present = {path for folder in folders for path in folder.glob("*")}  # faster than one by one
+    if names := [name for name, path in paths.items() if path not in present]:
+        listed = printable(", ".join(names[:_LISTED]))
+        more = f" + {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+        yield f"missing   {listed}{more}: --resume writes them if the input is there"
 
 
 def _describe_executor(recipe: Recipe) -> str:
@@ -510,7 +517,6 @@ def _tokens(encoders: Sequence[EncoderSpec], shards: Sequence[Shard]) -> int:
 
 def _folded(lines: list[str]) -> list[str]:
     """Return the first few lines, and a count for the rest."""
-    listed = 8  # maximum number of listed files
-    if len(lines) <= listed + 1:
+    if len(lines) <= _LISTED + 1:
         return lines
-    return [*lines[:listed], f"          + {len(lines) - listed:,} more"]
+    return [*lines[:_LISTED], f"          + {len(lines) - _LISTED:,} more"]
