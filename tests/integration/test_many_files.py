@@ -307,6 +307,17 @@ def test_files_with_equal_content_are_named(predicted, folder):
     assert log.count("have the same content") == log.count(both) == 1
 
 
+def test_copies_of_a_file_are_counted_once(predicted, folder):
+    for name in "copy.fa", "copy2.fa":
+        shutil.copy(folder / "a.fa", folder / name)
+    for name in "empty.fa", "empty2.fa":
+        (folder / name).touch()
+    log = (predicted(folder) / "virnucpro.log").read_text()
+    copies = f"{folder / 'a.fa'} and {folder / 'copy.fa'} + 1 more have the same content"
+    assert f"{copies}: each record counts 3 times" in log
+    assert log.count("have the same content") == 1
+
+
 def test_ids_of_a_truncated_file_count(predicted, folder):
     for name in "bcd":
         (folder / f"{name}.fa").unlink()

@@ -7,6 +7,7 @@ planning finds the same.
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -351,11 +352,17 @@ def rejected_files(survey: InputScan) -> tuple[InputFile, ...]:
 
 
 def warn_of_copies(files: Iterable[InputFile]) -> None:
-    first_with: dict[str, InputFile] = {}
+    groups: dict[str, list[InputFile]] = {}
     for file in files:
-        if (first := first_with.setdefault(file.identity, file)) is not file:
+        groups.setdefault(file.identity, []).append(file)
+    groups.pop(hashlib.sha256().hexdigest(), None)  # files without content repeat nothing
+    for first, *copies in groups.values():
+        if copies:
+            more = f" + {len(copies) - 1} more" if len(copies) > 1 else ""
             LOGGER.warning(
-                "%s and %s have the same content: each record counts twice",
+                "%s and %s%s have the same content: each record counts %s",
                 first.display_name,
-                file.display_name,
+                copies[0].display_name,
+                more,
+                f"{len(copies) + 1} times" if more else "twice",
             )
