@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 if TYPE_CHECKING:
@@ -22,6 +23,24 @@ Store = Literal["float32", "bfloat16"]  # numbers on disk; bfloat16 rounds to ne
 OutputKind = Literal["per_sequence", "per_residue", "pairwise", "scalar"]
 
 _RESIDUES = "residues"  # the name of vectors without pooling
+
+
+class HeadOutput(StrEnum):
+    """The names of the arrays that ``--include`` adds."""
+
+    CONTACTS = "contacts"
+    LOGITS = "logits"
+    PERPLEXITY = "perplexity"
+    SINGLE_PASS_PERPLEXITY = "perplexity_single_pass"
+
+    @classmethod
+    def from_option(cls, include: Include) -> HeadOutput:
+        """Return the output for a value of ``--include``.
+
+        >>> str(HeadOutput.from_option("perplexity-single-pass"))
+        'perplexity_single_pass'
+        """
+        return cls(include.replace("-", "_"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,25 +123,16 @@ def vector_output(pooling: Pooling, layer: int, dim: int, dtype: Store) -> Outpu
     )
 
 
-def include_name(include: Include) -> str:
-    """Name the array for a value of ``--include``.
-
-    >>> include_name("perplexity-single-pass")
-    'perplexity_single_pass'
-    """
-    return include.replace("-", "_")
-
-
 def included_output(include: Include, n_tokens: int, dtype: Store) -> OutputSpec:
     """Describe the result of a head. ``n_tokens``: size of the model's alphabet.
 
     A perplexity is always float32, because 8 significant bits would not be enough.
     """
-    name = include_name(include)
-    match include:
-        case "contacts":
-            return OutputSpec(name=name, kind="pairwise", width=1, dtype=dtype)
-        case "logits":
-            return OutputSpec(name=name, kind="per_residue", width=n_tokens, dtype=dtype)
-        case "perplexity" | "perplexity-single-pass":
-            return OutputSpec(name=name, kind="scalar", width=1)
+    name = HeadOutput.from_option(include)
+    match name:
+        case HeadOutput.CONTACTS:
+            return OutputSpec(name=name.value, kind="pairwise", width=1, dtype=dtype)
+        case HeadOutput.LOGITS:
+            return OutputSpec(name=name.value, kind="per_residue", width=n_tokens, dtype=dtype)
+        case HeadOutput.PERPLEXITY | HeadOutput.SINGLE_PASS_PERPLEXITY:
+            return OutputSpec(name=name.value, kind="scalar", width=1)

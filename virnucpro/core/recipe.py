@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal
 
 from virnucpro.core.errors import UsageError
 from virnucpro.core.model_outputs import (
+    HeadOutput,
     OutputSpec,
-    include_name,
     parse_vector_name,
     vector_output,
 )
@@ -100,7 +100,7 @@ class EncoderSpec:
     @property
     def masks_residues(self) -> bool:
         """Return True if each residue is masked once, in a row of its own."""
-        return any(output.name == include_name("perplexity") for output in self.extra)
+        return any(output.name == HeadOutput.PERPLEXITY for output in self.extra)
 
     @property
     def facts(self) -> dict[str, Any]:

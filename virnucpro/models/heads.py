@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from virnucpro.core.model_outputs import include_name
+from virnucpro.core.model_outputs import HeadOutput
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.attention import Kernel, RunLayout, rotate_run
 from virnucpro.models.checkpoint import LAYER_NORM_EPS
@@ -63,9 +63,9 @@ def select_heads(weights: Mapping[str, Tensor], spec: EncoderSpec) -> dict[str, 
     """Return the tensors of the heads that the outputs of a specification need, by name."""
     names = {output.name for output in spec.outputs}
     parts = set()
-    if include_name("contacts") in names:
+    if HeadOutput.CONTACTS in names:
         parts.add("contacts")
-    if not names.isdisjoint(map(include_name, WITH_LM_HEAD)):
+    if not names.isdisjoint(map(HeadOutput.from_option, WITH_LM_HEAD)):
         parts.add("lm")
     return {name: weights[name] for name in sorted(weights) if name.split(".")[0] in parts}
 

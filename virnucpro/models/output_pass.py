@@ -17,17 +17,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.core.model_outputs import include_name, parse_vector_name
+from virnucpro.core.model_outputs import HeadOutput, parse_vector_name
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.heads import ContactSum, Heads, LMHead
 from virnucpro.models.packing import PackedBatch, bag_mean, split_costs, to_device
 from virnucpro.models.pooling import POOLS, Pool, residues_only
 from virnucpro.models.protein_tokens import MASK
 from virnucpro.models.transformer import PackedTransformer
-
-_CONTACTS = include_name("contacts")
-_LOGITS = include_name("logits")
-_SINGLE_PASS = include_name("perplexity-single-pass")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,18 +57,21 @@ class OutputPass:
         n_layers = len(self.model.layers)
         attend = self.model.attend
         contacts = None
-        if _CONTACTS in self.names:
+        if HeadOutput.CONTACTS in self.names:
             assert self.heads is not None and self.heads.contacts is not None, "loaded for this"
             contacts = ContactSum(self.heads.contacts, attend)
             attend = contacts.attend
         for layer, hidden in self.model.iter_states(layout, {*self.pools, n_layers}, attend):
             for name, pool in self.pools.get(layer, {}).items():
                 results[name] = pool(hidden, batch)
-            if layer == n_layers and not {_LOGITS, _SINGLE_PASS}.isdisjoint(self.names):
+            if layer == n_layers and not {
+                HeadOutput.LOGITS,
+                HeadOutput.SINGLE_PASS_PERPLEXITY,
+            }.isdisjoint(self.names):
                 results |= self._predict_tokens(hidden, batch)
         if contacts is not None:
-            results[_CONTACTS] = contacts.contacts()
-        perplexity = include_name("perplexity")
+            results[HeadOutput.CONTACTS] = contacts.contacts()
+        perplexity = HeadOutput.PERPLEXITY
         if perplexity in self.names:
             results[perplexity] = self._pseudo_perplexity(batch, tokens_per_pass)
         return [results[name] for name in self.names]
@@ -93,7 +92,10 @@ class OutputPass:
         known = _KnownResidues.from_batch(batch)
         rows = to_device(np.searchsorted(batch.residues, known.places), hidden.device)
         losses = _losses(logits[rows], batch.tokens[known.places])
-        return {_LOGITS: logits, _SINGLE_PASS: known.perplexity(losses)}
+        return {
+            HeadOutput.LOGITS: logits,
+            HeadOutput.SINGLE_PASS_PERPLEXITY: known.perplexity(losses),
+        }
 
     def _pseudo_perplexity(self, batch: PackedBatch, tokens_per_pass: int) -> Tensor:
         """Compute the perplexity of residues that are masked one at a time. -> (n_proteins, 1)"""

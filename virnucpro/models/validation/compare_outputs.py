@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from virnucpro.core.model_outputs import (
     MASK_LETTER,
+    HeadOutput,
     Include,
-    include_name,
     parse_vector_name,
     vector_name,
 )
@@ -38,10 +38,6 @@ Outputs = Mapping[str, Mapping[str, Rows]]  # output -> sequence -> rows
 Texts = Mapping[str, str]  # sequence -> letters
 
 CONTACT_LENGTHS = range(9, 258)  # residues; the reference keeps the attention of all layers
-_CONTACTS = include_name("contacts")
-_LOGITS = include_name("logits")
-_PERPLEXITY = include_name("perplexity")
-_SINGLE_PASS = include_name("perplexity-single-pass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +68,7 @@ class ReferenceOutputs:
     def expected(self, output: str) -> dict[str, Rows]:
         """Derive one of our outputs, by sequence. Perplexities are left out."""
         reductions: dict[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "std": np.std}
-        if output == _CONTACTS:
+        if output == HeadOutput.CONTACTS:
             return {name: rows.reshape(1, -1) for name, rows in self.contacts[output].items()}
         vectors = parse_vector_name(output)
         if vectors is None or output in self.panel:
@@ -86,16 +82,16 @@ class ReferenceOutputs:
 
     def losses(self, texts: Texts) -> dict[str, dict[str, NDArray[np.float64]]]:
         """Return the negative log-probabilities of residues, by perplexity and sequence."""
-        logits = self.panel[_LOGITS]
+        logits = self.panel[HeadOutput.LOGITS]
         single = {name: _losses(logits[name], texts[name]) for name in logits}
         masked = {}
         for name in masked_proteins(texts):
             residue_losses = []
             for i, letter in enumerate(texts[name]):
-                rows = self.masked[_LOGITS][_masked_name(name, i)]
+                rows = self.masked[HeadOutput.LOGITS][_masked_name(name, i)]
                 residue_losses.append(_losses(rows[i : i + 1], letter))
             masked[name] = np.concatenate(residue_losses)
-        return {_SINGLE_PASS: single, _PERPLEXITY: masked}
+        return {HeadOutput.SINGLE_PASS_PERPLEXITY: single, HeadOutput.PERPLEXITY: masked}
 
 
 # The outputs that both programs compute
@@ -164,11 +160,11 @@ def find_tolerances(
     """Return the largest distance that roundings explain, for each output."""
     explained = {}
     for output in outputs:
-        if output in (_SINGLE_PASS, _PERPLEXITY):
+        if output in (HeadOutput.SINGLE_PASS_PERPLEXITY, HeadOutput.PERPLEXITY):
             continue
         distances = _distances(output, rounded.expected(output), exact)
         explained[output] = max(distances.values())
-    for output in {_SINGLE_PASS, _PERPLEXITY}.intersection(outputs):
+    for output in {HeadOutput.SINGLE_PASS_PERPLEXITY, HeadOutput.PERPLEXITY}.intersection(outputs):
         losses = exact.losses(texts)[output]
         errors = rounded.losses(texts)[output]
         explained[output] = max(float(abs(errors[name] - losses[name]).max()) for name in losses)
@@ -181,7 +177,7 @@ def find_output_deviations(
     """Compare our outputs with the reference: the worst sequence of each, worst output first."""
     deviations = []
     for output, tolerance in tolerances.items():
-        if output in (_SINGLE_PASS, _PERPLEXITY):
+        if output in (HeadOutput.SINGLE_PASS_PERPLEXITY, HeadOutput.PERPLEXITY):
             distances = _perplexity_distances(ours[output], exact.losses(texts)[output])
         else:
             distances = _distances(output, ours[output], exact)
@@ -199,7 +195,7 @@ def _distances(output: str, rows: Mapping[str, Rows], exact: ReferenceOutputs) -
         return {
             name: _scaled_distance(rows[name], expected[name], residues[name]) for name in expected
         }
-    if output == _CONTACTS:
+    if output == HeadOutput.CONTACTS:
         return {
             name: largest_distance(rows[name].reshape(1, -1), expected[name]) for name in expected
         }

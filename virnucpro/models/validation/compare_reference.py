@@ -37,7 +37,7 @@ from virnucpro.core.device_options import ComputeOptions
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import announce, printable
-from virnucpro.core.model_outputs import include_name, included_output, vector_name
+from virnucpro.core.model_outputs import HeadOutput, included_output, vector_name
 from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
 from virnucpro.models import triton_kernels
 from virnucpro.models.attention import E4M3
@@ -305,7 +305,7 @@ def _run_reference(
     rounded = {name: measured.rounded.panel[_row_name(model)][name] for name in panel.usual}
     explained = find_deviations(_mean_vectors(rounded), rounded, rows)
     outputs = [output.name for output in complete_spec(spec, model).outputs]
-    outputs += [include_name("perplexity")] if panel.masked else []
+    outputs += [HeadOutput.PERPLEXITY] if panel.masked else []
     distances = find_tolerances(measured.exact, measured.rounded, outputs, panel.texts)
     tolerances = {output: MARGIN * distance for output, distance in distances.items()}
     largest = MARGIN * max(one.row for one in explained)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from virnucpro.core.model_outputs import MASK_LETTER, include_name, parse_vector_name
+from virnucpro.core.model_outputs import MASK_LETTER, HeadOutput, parse_vector_name
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.core.types import MASK_TEXT
 from virnucpro.models.esm2.config import HEADS_FAIR_ESM, ESM2Shape
@@ -28,7 +28,6 @@ from virnucpro.models.validation.fair_esm import load_fair_esm
 from virnucpro.models.validation.roundings import Reference, add_roundings, pool_alone
 
 # our names of the heads' tensors -> fair-esm's; its decoder is always the embedding
-_CONTACTS = include_name("contacts")
 _HEADS = {
     name: stored
     for part in (HEADS_FAIR_ESM.lm, HEADS_FAIR_ESM.contacts)
@@ -127,7 +126,7 @@ class _FairESMEncoder(PackedEncoder):
         tokens = to_device(tokenize_proteins(self.model, sequences).numpy(), self.device)
         names = [output.name for output in self.spec.outputs]
         layers = [vectors.layer for name in names if (vectors := parse_vector_name(name))]
-        has_contacts = _CONTACTS in names
+        has_contacts = HeadOutput.CONTACTS in names
         results = self.model(tokens, repr_layers=layers, return_contacts=has_contacts)
         return [
             torch.cat(
@@ -140,7 +139,7 @@ class _FairESMEncoder(PackedEncoder):
 def _select_rows(results: Any, name: str, row: int, length: int) -> Tensor:  # noqa: ANN401 - of fair-esm
     """Return the rows of an output for one protein in fair-esm's results. float32"""
     residues = slice(1, length + 1)
-    if name == _CONTACTS:
+    if name == HeadOutput.CONTACTS:
         contacts: Tensor = results["contacts"][row, :length, :length]
         return contacts.reshape(-1, 1).float()
     if (vectors := parse_vector_name(name)) is None:
