@@ -36,7 +36,13 @@ from timing import FAILURES, reason_of
 
 from virnucpro.core.atomic_io import EMBEDDED_FOLDER
 from virnucpro.core.errors import VirnucproError
-from virnucpro.core.events import EmbeddingStarted, RunEvent, ShardDone, WorkerEvent
+from virnucpro.core.events import (
+    EmbeddingStarted,
+    RunEvent,
+    ShardDone,
+    ShardsPlanned,
+    WorkerEvent,
+)
 from virnucpro.core.option_schema import build_options
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.engine.base import Resources, WorkerConfig
@@ -217,6 +223,8 @@ class _Watch:
             case EmbeddingStarted(pending=pending):
                 self.cpu_before = time.process_time()
                 self.n_shards = len(pending)
+            case ShardsPlanned(pending=pending):
+                self.n_shards += len(pending)
             case ShardDone():
                 self.last_done = time.monotonic()
 

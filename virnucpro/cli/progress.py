@@ -17,6 +17,7 @@ from virnucpro.core.events import (
     ShardDone,
     ShardFailed,
     ShardReturned,
+    ShardsPlanned,
     WorkerLost,
     WorkerReady,
 )
@@ -31,11 +32,16 @@ def title_of(state: ProgressState) -> str:
 
 
 def counts_of(state: ProgressState) -> list[str]:
-    """Completed amount in the stage. While embedding, the shards and, if several, the files."""
+    """Completed amount in the stage. While embedding, the shards and, if several, the files.
+
+    If the plan is not complete, the planned share of the input follows.
+    """
     if state.stage is not None:
         return [_format_amount(state.stage)] if state.stage.unit else []
     embedding = state.embedding
     shards = f"{embedding.n_done:,}/{embedding.n_shards:,} shards"
+    if embedding.planned_share < 1:
+        return [shards, f"{percent(embedding.planned_share)} of the input planned"]
     if len(embedding.files) < 2:
         return [shards]
     return [shards, f"{embedding.n_files_done:,}/{len(embedding.files):,} files"]
@@ -139,11 +145,19 @@ class EventLog:
 
 def _log(event: RunEvent) -> None:
     match event:
-        case EmbeddingStarted(pending=pending, n_done_before=before):
+        case EmbeddingStarted(pending=pending, n_done_before=before, planned_share=share):
             LOGGER.info(
-                "%s to embed, %s finished earlier",
+                "%s to embed, %s finished earlier%s",
                 format_count(len(pending), "shard"),
                 f"{before:,}",
+                "" if share == 1 else f"; {percent(share)} of the input planned",
+            )
+        case ShardsPlanned(pending=pending, n_done_before=before, planned_share=share):
+            LOGGER.info(
+                "%s more to embed, %s finished earlier; %s of the input planned",
+                format_count(len(pending), "shard"),
+                f"{before:,}",
+                percent(share),
             )
         case WorkerReady(worker=worker, description=description):
             LOGGER.info("%s is ready: %s", worker, description)

@@ -163,13 +163,26 @@ class Progress(NamedTuple):
 
 
 class EmbeddingStarted(NamedTuple):
-    """The plan is complete, and the finished shards of earlier starts have been counted."""
+    """Embedding begins, and the finished shards of earlier starts have been counted.
+
+    The shards of a large input follow in ``ShardsPlanned``.
+    """
 
     pending: tuple[Shard, ...]
     n_done_before: int
-    # shard spans of each input, as (first, last + 1)
+    # shard spans of each input, as (first, last + 1); empty until the plan is complete
     files: tuple[tuple[tuple[int, int], ...], ...] = ()
     encoders: tuple[EncoderSpec, ...] = ()
+    planned_share: float = 1.0  # of the input
+
+
+class ShardsPlanned(NamedTuple):
+    """More shards were planned while others are embedded. Fields as in ``EmbeddingStarted``."""
+
+    pending: tuple[Shard, ...]
+    n_done_before: int
+    planned_share: float
+    files: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
 WorkerEvent = (
@@ -182,5 +195,5 @@ WorkerEvent = (
     | ShardFailed
     | ShardReturned
 )
-RunEvent = WorkerEvent | Progress | EmbeddingStarted
+RunEvent = WorkerEvent | Progress | EmbeddingStarted | ShardsPlanned
 EventHandler = Callable[[RunEvent], None]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from virnucpro.core.events import WorkerEvent
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.types import Embeddings, Orf, Shard
 from virnucpro.engine.options import CacheOptions
+from virnucpro.engine.shard_feed import ShardFeed
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.shard_store import ShardStore
@@ -121,6 +122,24 @@ class Executor(Protocol):
         """Run every shard. Each ends in one ShardDone or one ShardFailed.
 
         Closing the generator stops the workers.
+
+        Raises:
+            UnavailableError: no worker is left.
+        """
+
+
+@runtime_checkable
+class StreamingExecutor(Executor, Protocol):
+    """An executor that can begin before all shards are planned."""
+
+    @property
+    def has_devices(self) -> bool:
+        """Return True if it can run shards."""
+
+    def run_feed(
+        self, feed: ShardFeed, job: WorkerConfig, resources: Resources
+    ) -> Generator[WorkerEvent, None, None]:
+        """Run every shard that the feed gets until it is closed, as ``run`` does.
 
         Raises:
             UnavailableError: no worker is left.

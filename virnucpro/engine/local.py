@@ -9,8 +9,9 @@ worker sends it shards, so a worker that does not read delays no other. Ready wo
 round-robin, then on demand. Each worker has two (in addition to those being written), or more small
 ones, so that no device waits for the parent.
 
-Workers may start before there are shards. Their events wait in the pipes. A worker that ends or
-stops responding is replaced, and its shard continues, as described in ``retry_policy``.
+Workers may start before there are shards. Their events wait in the pipes. Shards may arrive while
+others run (see ``shard_feed``). A worker that ends or stops responding is replaced, and its shard
+continues, as described in ``retry_policy``.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from virnucpro.core.events import (
 from virnucpro.core.logging import LOGGER, format_count, log_to_handler, printable
 from virnucpro.core.option_text import join_texts, with_options
 from virnucpro.core.types import Shard
-from virnucpro.engine.base import Executor, Resources, WorkerConfig
+from virnucpro.engine.base import Executor, Resources, StreamingExecutor, WorkerConfig
 from virnucpro.engine.device_faults import DeviceFault, find_device_fault
 from virnucpro.engine.retry_policy import (
     MAX_DEVICE_ERRORS,
@@ -57,6 +58,7 @@ from virnucpro.engine.retry_policy import (
     WorkerState,
     attempt_after_return,
 )
+from virnucpro.engine.shard_feed import ShardFeed
 from virnucpro.store.shard_files import read_shard
 
 if TYPE_CHECKING:
@@ -122,7 +124,7 @@ class InlineExecutor(Executor):
             torch.set_num_threads(n_threads)  # a CPU worker sets it to one
 
 
-class ProcessExecutor(Executor):
+class ProcessExecutor(StreamingExecutor):
     """One worker process per device on this machine. Without devices, any shard is an error."""
 
     def __init__(
@@ -134,6 +136,7 @@ class ProcessExecutor(Executor):
         self.devices = tuple(devices)
         self.worker = worker
         self.start_seconds = start_seconds
+        self.feed = ShardFeed.from_shards(())
         self.pending: deque[Attempt] = deque()
         self.workers: list[WorkerHandle] = []
         self.last_loss: WorkerFailure | None = None
@@ -169,12 +172,32 @@ class ProcessExecutor(Executor):
         """
         if shards and not self.devices:
             raise _no_device_error(shards, job)
+        yield from self._run(ShardFeed.from_shards(shards), job, resources, len(shards))
+
+    @property
+    def has_devices(self) -> bool:
+        return bool(self.devices)
+
+    def run_feed(
+        self, feed: ShardFeed, job: WorkerConfig, resources: Resources
+    ) -> Generator[WorkerEvent, None, None]:
+        """Run every shard of a feed on all devices, as ``StreamingExecutor.run_feed`` specifies.
+
+        Raises:
+            UnavailableError, VirnucproError: as ``run``.
+        """
+        yield from self._run(feed, job, resources, len(self.devices))
+
+    def _run(
+        self, feed: ShardFeed, job: WorkerConfig, resources: Resources, n_workers: int
+    ) -> Generator[WorkerEvent, None, None]:
         settings = [(worker.job, worker.resources) for worker in self.workers]
         assert all(setting == (job, resources) for setting in settings), "started for others"
         try:
-            self.pending = deque(map(Attempt, shards))
-            self.start_missing_workers(job, resources, len(shards))
-            self.shrink_to(len(shards))
+            self.feed = feed
+            self.pending = deque()
+            self.start_missing_workers(job, resources, n_workers)
+            self.shrink_to(n_workers)
             yield from self.events()
         finally:
             self.close()
@@ -204,7 +227,10 @@ class ProcessExecutor(Executor):
     def events(self) -> Iterator[WorkerEvent]:
         for worker in self.workers:  # silence is counted from now on
             worker.deadline = time.monotonic() + self.start_seconds
-        while self.pending or any(worker.state.attempts for worker in self.workers):
+        while self.has_work:
+            self.pending.extend(map(Attempt, self.feed.take()))
+            if not self.has_work:
+                return
             if not self.workers:
                 raise self.no_worker_left()
             self.dispatch()
@@ -214,6 +240,15 @@ class ProcessExecutor(Executor):
                 loss = yield from self.receive_events(worker)
                 if loss is not None:
                     yield from self.handle_failure(worker, loss)
+
+    @property
+    def has_work(self) -> bool:
+        """Return True if shards are left, or may follow."""
+        return (
+            not self.feed.is_finished
+            or bool(self.pending)
+            or any(worker.state.attempts for worker in self.workers)
+        )
 
     def receive_events(
         self, worker: WorkerHandle
@@ -289,23 +324,31 @@ class ProcessExecutor(Executor):
     def wait_for_workers(self) -> list[WorkerHandle]:
         """Wait until a worker has reported, died, or been silent for too long.
 
-        Time during which this process was suspended (Ctrl-Z, a scheduler) does not count, because
-        the workers were suspended too.
+        While shards may arrive, return [] after a moment.
         """
         tick_seconds = 1.0  # between two checks for silent workers
-        children = [worker.child for worker in self.workers]
+        feed_seconds = 0.02  # between two looks at the feed
         while True:
-            wait_start = time.monotonic()
-            ready = ChildProcess.wait_any(children, tick_seconds)
-            now = time.monotonic()
-            if now - wait_start > 2 * tick_seconds:
-                for worker in self.workers:
-                    worker.deadline += now - wait_start
-            workers = [
-                worker for worker in self.workers if worker.child in ready or worker.deadline < now
-            ]
-            if workers:
+            is_fed = self.feed.is_open
+            workers = self.poll_workers(feed_seconds if is_fed else tick_seconds)
+            if workers or is_fed:
                 return workers
+
+    def poll_workers(self, seconds: float) -> list[WorkerHandle]:
+        """Return the workers to look at now, if any. Wait for the first one for ``seconds``.
+
+        Time during which this process was suspended (Ctrl-Z, a scheduler) does not count as
+        silence, because the workers were suspended too.
+        """
+        suspended_seconds = 2.0  # a longer wait shows that this process was suspended
+        children = [worker.child for worker in self.workers]
+        wait_start = time.monotonic()
+        ready = ChildProcess.wait_any(children, seconds)
+        now = time.monotonic()
+        if now - wait_start > suspended_seconds:
+            for worker in self.workers:
+                worker.deadline += now - wait_start
+        return [worker for worker in self.workers if worker.child in ready or worker.deadline < now]
 
     def no_worker_left(self) -> VirnucproError:
         """Return the last worker's error if it is ours, or else an error with its reason."""
@@ -363,7 +406,8 @@ class ProcessExecutor(Executor):
         if decision.failed_shard is not None:
             yield decision.failed_shard
         self.workers.remove(worker)
-        if self.pending and not decision.failure_event.is_final:
+        has_shards = self.pending or not self.feed.is_finished
+        if has_shards and not decision.failure_event.is_final:
             self.start_worker(
                 worker.state.for_replacement(), worker.device, worker.job, worker.resources
             )

@@ -28,6 +28,7 @@ from virnucpro.core.events import (
     ShardDone,
     ShardFailed,
     ShardReturned,
+    ShardsPlanned,
     WorkerEvent,
     WorkerLost,
     WorkerReady,
@@ -126,17 +127,18 @@ class DeviceProgress:
 
 @dataclass(slots=True)
 class EmbeddingProgress:
-    """The work of the workers on the shards that were pending at its start.
+    """The work of the workers on the shards that were pending at its start, or planned since.
 
     One thread updates it while another draws, so ``devices`` and ``in_work`` are replaced and never
-    changed in place.
+    changed in place. A third thread may add shards, which changes no field that ``update`` sets.
     """
 
     started: float = 0.0  # clock
     pending: set[int] = field(default_factory=set)  # shard indices
     n_before: int = 0  # shards that an earlier start finished
-    n_shards: int = 0  # all shards, with those of earlier starts
-    n_tokens: int = 0  # tokens to embed
+    n_shards: int = 0  # all planned shards, with those of earlier starts
+    n_tokens: int = 0  # tokens to embed in them
+    planned_share: float = 1.0  # of the input
     encoders: tuple[EncoderSpec, ...] = ()
     files: tuple[tuple[tuple[int, int], ...], ...] = ()  # see ``EmbeddingStarted``
     ready: float | None = None  # clock when the first worker was ready
@@ -157,16 +159,18 @@ class EmbeddingProgress:
 
     @classmethod
     def from_event(cls, event: EmbeddingStarted, now: float) -> EmbeddingProgress:
-        progress = cls(
-            started=now,
-            pending={shard.index for shard in event.pending},
-            n_before=event.n_done_before,
-            n_shards=event.n_done_before + len(event.pending),
-            encoders=event.encoders,
-            files=event.files,
-        )
-        progress.n_tokens = sum(map(progress._shard_tokens, event.pending))
+        progress = cls(started=now, encoders=event.encoders)
+        progress.add_shards(event)
         return progress
+
+    def add_shards(self, event: EmbeddingStarted | ShardsPlanned) -> None:
+        """Count shards that were planned."""
+        self.pending.update(shard.index for shard in event.pending)
+        self.n_before += event.n_done_before
+        self.n_shards += event.n_done_before + len(event.pending)
+        self.n_tokens += sum(map(self._shard_tokens, event.pending))
+        self.files = event.files
+        self.planned_share = event.planned_share
 
     def update(self, event: WorkerEvent, now: float) -> None:
         """Count an event of a worker."""
@@ -252,6 +256,11 @@ class EmbeddingProgress:
         return min(self.n_tokens, self.n_settled_tokens + sum(self.in_work.values()))
 
     @property
+    def n_tokens_expected(self) -> float:
+        """The tokens to embed in the complete input, estimated from the planned share."""
+        return self.n_tokens / self.planned_share if self.planned_share else 0.0
+
+    @property
     def n_tokens_embedded(self) -> int:
         """The tokens of all batches, with those of batches that were repeated."""
         return sum(device.n_tokens for device in self.devices.values())
@@ -264,10 +273,13 @@ class EmbeddingProgress:
 
     @property
     def fraction(self) -> float:
-        """The share of the tokens that are embedded, with those of earlier starts."""
+        """The share of the tokens that are embedded, with those of earlier starts.
+
+        Input that is not planned yet counts as not embedded.
+        """
         pending = self.n_shards - self.n_before
         done = self.n_before + pending * self.n_tokens_done / max(1, self.n_tokens)
-        return done / max(1, self.n_shards)
+        return self.planned_share * done / max(1, self.n_shards)
 
     def shard_fraction(self, device: DeviceProgress) -> float | None:
         """Return the embedded share of the device's current shard. None: it has no shard."""
@@ -330,6 +342,8 @@ class ProgressState:
                 self.points = []
                 self.tables = []
                 self.stage = None
+            case ShardsPlanned():
+                self.embedding.add_shards(event)
             case _:
                 self._update_embedding(event)
 
@@ -366,7 +380,8 @@ class ProgressState:
         if self.stage is not None:
             return self._seconds_after(self.stage, now)
         embedding = self.embedding
-        left = seconds_left(self.points, embedding.n_tokens - embedding.n_tokens_done, now)
+        n_tokens = max(embedding.n_tokens, embedding.n_tokens_expected)
+        left = seconds_left(self.points, n_tokens - embedding.n_tokens_done, now)
         n_written = self.tables[-1].done if self.tables else embedding.n_before
         if left is None or embedding.n_done - n_written < tables_behind:
             return left

@@ -295,22 +295,32 @@ class Plan:
             InputError: an input is not a FASTA file, or an id occurs twice in these slices.
             UnavailableError: a process died.
         """
-        missing = self.missing_slices
         slice_plans = dict(self.slice_plans)
         n_letters = 0
-        n_expected = InputFile.total_letters(self.manifest.inputs)
-        n_worth = n_expected * len(missing) // max(1, len(self.slices))
-        planner = _Planner(replace(self, slices=(), slice_plans={}), selection)
-        helpers = pool.helpers(planner, n_worth, "parts of the plan")
-        new_plans = helpers.map_in_order(map(_SliceTask, missing))
         with pool.stop_on_error():
-            for input_slice, slice_plan in zip(missing, new_plans, strict=True):
+            for input_slice, slice_plan in self.plan_missing(selection, pool):
                 slice_plans[input_slice.index] = slice_plan
                 n_letters += slice_plan.counts.n_letters
                 on_letters(n_letters)
         plan = replace(self, slice_plans=slice_plans)
-        plan.reject_duplicates()
+        plan.reject_duplicates(is_begun=not self.is_staged)
         return plan
+
+    def plan_missing(
+        self, selection: Selection, pool: HelperPool
+    ) -> Iterator[tuple[Slice, SlicePlan]]:
+        """Plan the slices that are not planned yet, and yield each with its plan, in order.
+
+        Raises:
+            InputError: an input is not a FASTA file.
+            UnavailableError: a process died.
+        """
+        missing = self.missing_slices
+        n_expected = InputFile.total_letters(self.manifest.inputs)
+        n_worth = n_expected * len(missing) // max(1, len(self.slices))
+        planner = _Planner(replace(self, slices=(), slice_plans={}), selection)
+        helpers = pool.helpers(planner, n_worth, "parts of the plan")
+        yield from zip(missing, helpers.map_in_order(map(_SliceTask, missing)), strict=True)
 
     def read_ids(self, input_slice: Slice) -> bytes:
         """Read the id digests of a planned slice. They are empty in a later rule of ``--embed``.
@@ -324,10 +334,13 @@ class Plan:
             self.folder / f"{input_slice.name}{IDS}", self.checksum_header(input_slice)
         )[1]
 
-    def reject_duplicates(self) -> None:
+    def reject_duplicates(self, *, is_begun: bool) -> None:
         """Reject an id that occurs twice in planned slices.
 
         A slice with a corrupt file will be planned again, and its ids are compared then.
+
+        Args:
+            is_begun: the run can no longer take other inputs.
 
         Raises:
             InputError: an id occurs twice. The inputs are read again to find its positions.
@@ -336,7 +349,7 @@ class Plan:
         for input_slice in self.slices:
             with suppress(FeatureFileError):
                 digests.frombytes(self.read_ids(input_slice))
-        reject_duplicates(digests, self.manifest, is_begun=not self.is_staged)
+        reject_duplicates(digests, self.manifest, is_begun=is_begun)
 
 
 def count_done(files: Iterable[ShardSpans], missing: Sequence[int]) -> int:

@@ -10,15 +10,16 @@ from virnucpro.results.outputs import OUTPUTS, open_run_dir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Selection
 from virnucpro.store.run_dir import RunDir
+from virnucpro.workflows.complete_run import complete_run
 from virnucpro.workflows.extract_config import ExtractConfig, resolve_extract
 from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.extract_rows import EmbeddingRowBuilder
 from virnucpro.workflows.run_context import RunContext, RunRecord, has_sample_tables
 from virnucpro.workflows.run_steps import (
     ExecutorOn,
+    PlanSteps,
     announce_plan,
     choose_executor,
-    complete_run,
     lock_run_dir,
     make_plan,
     open_run,
@@ -79,17 +80,29 @@ def run_locked_extract(
     Raises:
         VirnucproError: see ``errors``. Finished shards are always kept.
     """
-    every_record = Selection()
     summary = Summary()
     with open_run(config, executor, pool) as run:
         with summary.stage(STAGES[0]), run.dir.planning():
             manifest = read_inputs(run, config, on_event)
             record = record_extract(run.dir, config, manifest)
             job = start_workers(run, config, record, executor)
-            plan = make_plan(run, record, config.options, every_record, None, on_event)
-            context = extract_context(config, record, plan, run.pool, on_event)
-            announce_plan(context, config.options, warnings=warn_of_plan(plan))
-        complete_run(context, config, job, executor, summary)
+
+            def describe(plan: Plan) -> RunContext:
+                context = extract_context(config, record, plan, run.pool, on_event)
+                announce_plan(context, config.options, warnings=warn_of_plan(plan))
+                return context
+
+            steps = PlanSteps(
+                run=run,
+                record=record,
+                config=config,
+                selection=Selection(),
+                scores=None,
+                describe=describe,
+                on_event=on_event,
+            )
+            plan = make_plan(steps, executor)
+        complete_run(plan, steps, job, executor, summary)
     return summary
 
 

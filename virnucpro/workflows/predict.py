@@ -22,6 +22,7 @@ from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.classifier import RecordClassifier
 from virnucpro.viral.options import ThresholdOptions
 from virnucpro.viral.provirus import ProvirusFinder
+from virnucpro.workflows.complete_run import complete_run
 from virnucpro.workflows.lost_inputs import find_lost_inputs
 from virnucpro.workflows.predict_config import PredictConfig
 from virnucpro.workflows.predict_options import PredictOptions
@@ -31,9 +32,9 @@ from virnucpro.workflows.run_context import RunContext, RunRecord, has_sample_ta
 from virnucpro.workflows.run_steps import (
     ExecutorOn,
     OpenRun,
+    PlanSteps,
     announce_plan,
     choose_executor,
-    complete_run,
     local_executor,
     lock_run_dir,
     log_summary,
@@ -110,11 +111,24 @@ def run_locked_predict(
             record = record_predict(run.dir, config, manifest, calls)
             sink = make_sink(run.dir, manifest.recipe, calls.classifier)
             job = start_workers(run, config, record, executor, sink)
-            plan = make_plan(run, record, options, SELECTION, calls.scores, on_event)
-            context = predict_context(config, record, calls, plan, run.pool, on_event)
-            announce_plan(context, options, warnings=warn_of_plan(calls.classifier, plan))
-            summary.announce_calls(calls.classifier, run.recorded)
-        complete_run(context, config, job, executor, summary)
+
+            def describe(plan: Plan) -> RunContext:
+                context = predict_context(config, record, calls, plan, run.pool, on_event)
+                announce_plan(context, options, warnings=warn_of_plan(calls.classifier, plan))
+                summary.announce_calls(calls.classifier, run.recorded)
+                return context
+
+            steps = PlanSteps(
+                run=run,
+                record=record,
+                config=config,
+                selection=SELECTION,
+                scores=calls.scores,
+                describe=describe,
+                on_event=on_event,
+            )
+            plan = make_plan(steps, executor)
+        complete_run(plan, steps, job, executor, summary)
     return summary
 
 

@@ -21,7 +21,13 @@ from virnucpro.core.events import STAGES, EmbeddingStarted, EventHandler, Progre
 from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.types import Shard
-from virnucpro.engine.base import Executor, NoExecutor, ShardSink, WorkerConfig
+from virnucpro.engine.base import (
+    Executor,
+    NoExecutor,
+    ShardSink,
+    StreamingExecutor,
+    WorkerConfig,
+)
 from virnucpro.engine.progress import ProgressState
 from virnucpro.models.torch_build import torch_build
 from virnucpro.results.counts import RecordCounts
@@ -192,46 +198,77 @@ def start_workers(
 # Planning
 
 
-def make_plan(
-    run: OpenRun,
-    record: RunRecord,
-    options: RunOptions,
-    selection: Selection,
-    scores: ScoreFiles | None,
-    on_event: EventHandler,
-) -> Plan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSteps:
+    """The facts that planning needs, and what follows it."""
+
+    run: OpenRun
+    record: RunRecord
+    config: RunConfig
+    selection: Selection
+    scores: ScoreFiles | None  # None: the run stores no scores
+    describe: Callable[[Plan], RunContext]  # announces a complete plan; the context of its run
+    on_event: EventHandler
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.record.manifest
+
+
+def make_plan(steps: PlanSteps, executor: Executor) -> Plan:
     """Cut the inputs into shards, unless an earlier start did, and claim the folder.
 
-    With --plan-only, cut them into slices, which other processes plan. Old results are deleted and
-    ``run.json`` is written only after every input was read to its end, so a rejected input changes
-    nothing. If killed at any point, the folder contains a resumable run or is free.
+    With --plan-only, cut them into slices, which other processes plan. The slices of a large input
+    may stay for ``embed_while_planning``. Otherwise, old results are deleted and ``run.json`` is
+    written only after every input was read to its end, so a rejected input changes nothing. If
+    killed at any point, the folder contains a resumable run or is free.
     """
+    run = steps.run
+    options = steps.config.options
     keep = options.keep_intermediate
-    plan = _find_plan(run, record, scores, on_event, keep=keep) if run.recorded else None
+    plan = _find_plan(steps, keep=keep) if run.recorded else None
     if plan is None:
-        plan = Plan.cut(run.dir, record.manifest, keep_intermediate=keep)
-    if not options.plan_only:
-        total = 0 if plan.slice_plans else InputFile.total_letters(record.manifest.inputs)
+        plan = Plan.cut(run.dir, steps.manifest, keep_intermediate=keep)
+    if not (options.plan_only or _is_streamed(plan, executor)):
+        total = 0 if plan.slice_plans else InputFile.total_letters(steps.manifest.inputs)
 
-        is_scored = not record.manifest.recipe.encoders
+        is_scored = not steps.manifest.recipe.encoders
 
         def on_letters(n_done: int) -> None:
-            on_event(_reading_progress(n_done, total, is_scored=is_scored))
+            steps.on_event(_reading_progress(n_done, total, is_scored=is_scored))
 
-        plan = plan.plan_slices(selection, on_letters, run.pool)
+        plan = plan.plan_slices(steps.selection, on_letters, run.pool)
     if plan.is_staged:
         plan.write_listing()
         if run.recorded is None:
             run.dir.delete_results()
-    record.write_begun("unfinished")
+    steps.record.write_begun("unfinished")
     if plan.is_staged:
         run.dir.adopt_plan()
         plan = replace(plan, is_staged=False)
-    if plan.keeps_chunks and not (options.plan_only or run.dir.chunks.is_file()):
-        plan.write_chunks(selection)
-    run.dir.clear_copies(record.manifest)
+    if not plan.missing_slices:
+        write_missing_chunks(plan, steps.selection)
+    run.dir.clear_copies(steps.manifest)
     run.dir.delete(run.dir.report)  # it shows an earlier state
     return plan
+
+
+def _is_streamed(plan: Plan, executor: Executor) -> bool:
+    """Return True if embedding can begin before the plan is complete.
+
+    A small input is planned before a worker is ready. Earlier results stay until every input was
+    read to its end.
+    """
+    if not isinstance(executor, StreamingExecutor) or not executor.has_devices:
+        return False
+    keeps_results = plan.is_staged and plan.rundir.manifest.exists()
+    return len(plan.missing_slices) > 1 and not keeps_results
+
+
+def write_missing_chunks(plan: Plan, selection: Selection) -> None:
+    """Write the chunks of a complete plan, if they are kept and not there yet."""
+    if plan.keeps_chunks and not plan.rundir.chunks.is_file():
+        plan.write_chunks(selection)
 
 
 def _reading_progress(n_done: int, total: int, *, is_scored: bool) -> Progress:
@@ -247,32 +284,30 @@ def _reading_progress(n_done: int, total: int, *, is_scored: bool) -> Progress:
     return Progress(STAGES[0], n_done, total, "letters", work)
 
 
-def _find_plan(
-    run: OpenRun,
-    record: RunRecord,
-    scores: ScoreFiles | None,
-    on_event: EventHandler,
-    *,
-    keep: bool,
-) -> Plan | None:
+def _find_plan(steps: PlanSteps, *, keep: bool) -> Plan | None:
     """Read the slices with intact files of an earlier plan, if it belongs to this run.
 
     Shards of slices that have rows are not read, because nothing needs them.
     """
     from virnucpro.store.plan_reader import read_plan, without_damaged
 
-    plan = read_plan(run.dir, record.manifest)
+    plan = read_plan(steps.run.dir, steps.manifest)
     if plan is None or (keep and not plan.keep_intermediate):
         return None
     plan = replace(plan, keep_intermediate=keep)
-    finished = FinishedRows(
-        cache=RowStore(plan, record.cache_key),
-        stores=run.dir.shard_stores(record.manifest.recipe),
-        scores=scores,
-    )
+    finished = find_rows(plan, steps)
     needed = {slice_.index for slice_ in plan.slices}.difference(finished.find_slices())
-    on_shard = report_shards(on_event, "checking shards")
+    on_shard = report_shards(steps.on_event, "checking shards")
     return without_damaged(plan, plan.select_slices(needed).shards, on_shard)
+
+
+def find_rows(plan: Plan, steps: PlanSteps) -> FinishedRows:
+    """Return the rows of earlier starts for the planned slices of a plan."""
+    return FinishedRows(
+        cache=RowStore(plan, steps.record.cache_key),
+        stores=plan.rundir.shard_stores(steps.manifest.recipe),
+        scores=steps.scores,
+    )
 
 
 def announce_plan(context: RunContext, options: RunOptions, warnings: Sequence[str] = ()) -> None:
@@ -306,22 +341,6 @@ def announce_plan(context: RunContext, options: RunOptions, warnings: Sequence[s
         )
 
 
-def complete_run(
-    context: RunContext, config: RunConfig, job: WorkerConfig, executor: Executor, summary: Summary
-) -> None:
-    """Embed and write the tables, or with --plan-only leave this to ``work`` processes."""
-    summary.count_plan(context.plan)
-    if config.options.plan_only:
-        for store in context.shard_stores:
-            store.make_folder()  # for the ``work`` processes
-        context.record.write_begun("planned")
-        summary.n_slices = len(context.plan.slices)
-    else:
-        embed_and_write(context, config, job, executor, summary)
-        finish_run(context, summary)
-    log_summary(context.run_dir, summary)
-
-
 # Embedding, and writing tables
 
 
@@ -330,16 +349,21 @@ def embed_and_write(
 ) -> None:
     """Embed missing vectors and write the tables. Repeat if a feature file was damaged."""
     try:
-        _embed_and_write(context, config, job, executor, summary)
+        embed_and_write_once(context, config, job, executor, summary)
     except FeatureFileError as error:
-        LOGGER.warning("%s; checking all feature files, to recompute the damaged ones", error)
-        on_shard = report_shards(context.on_event, "checking every feature file")
-        for store in job.shard_stores:
-            store.discard_damaged(context.plan.shards, on_shard)
-        _embed_and_write(context, config, job, executor, summary)
+        discard_damaged(context, job, error)
+        embed_and_write_once(context, config, job, executor, summary)
 
 
-def _embed_and_write(
+def discard_damaged(context: RunContext, job: WorkerConfig, error: FeatureFileError) -> None:
+    """Delete the damaged feature files, after an error about one of them."""
+    LOGGER.warning("%s; checking all feature files, to recompute the damaged ones", error)
+    on_shard = report_shards(context.on_event, "checking every feature file")
+    for store in job.shard_stores:
+        store.discard_damaged(context.plan.shards, on_shard)
+
+
+def embed_and_write_once(
     context: RunContext, config: RunConfig, job: WorkerConfig, executor: Executor, summary: Summary
 ) -> None:
     """Embed missing vectors, and write the tables as shards are done.
@@ -372,7 +396,7 @@ def _embed_and_write(
             progress.update(started)
             with summary.stage(embedding):
                 events = executor.run(pending, job, config.resources)
-                _forward_events(events, context, progress, backlog, tables)
+                forward_events(events, context.run_dir, progress, backlog, tables, context.on_event)
             summary.count_embedding(progress.embedding)
             with summary.stage(writing):
                 summary.records = tables.result()
@@ -394,25 +418,26 @@ def write_in_thread(
         thread.shutdown()
 
 
-def _forward_events(
+def forward_events(
     events: Generator[WorkerEvent, None, None],
-    context: RunContext,
+    run_dir: RunDir,
     progress: ProgressState,
     backlog: Backlog,
     tables: Future[RecordCounts],
+    on_event: EventHandler,
 ) -> None:
     """Process executor events until they end, or until writing the tables fails."""
     try:
         with closing(events):
             for event in events:
-                context.on_event(event)
+                on_event(event)
                 progress.update(event)
                 backlog.on_event(event)
                 warn_of_cache(event)
                 if tables.done() and not backlog.is_empty:
                     return
     finally:
-        progress.embedding.timeline.append_to(context.run_dir.machine)
+        progress.embedding.timeline.append_to(run_dir.machine)
     assert backlog.is_empty, "an executor ends each shard in ShardDone or ShardFailed"
 
 

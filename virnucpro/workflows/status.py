@@ -268,10 +268,12 @@ def _describe(seen: _RunState) -> list[str]:
     lines += _describe_speed(seen)
     lines += _folded([f"device    {printable(line)}" for line in _lost_devices(seen)])
     step = seen.state
-    if (slices := _count_slices(seen)) and seen.state == "planned":
+    slices = _count_slices(seen)
+    if slices and (seen.state == "planned" or slices["planned"] < slices["total"]):
         text = "{planned:,} of {total:,} planned, {tables:,} with tables"
         lines.append(f"slices    {text.format(**slices)}")
-        step = "worked" if slices["tables"] == slices["total"] else step
+    if slices and seen.state == "planned" and slices["tables"] == slices["total"]:
+        step = "worked"
     if "counts" in facts:
         statuses = facts["counts"]["statuses"].items()
         counts = ", ".join(f"{n} {status}" for status, n in statuses if n)
@@ -331,9 +333,10 @@ def _describe_shards(seen: _RunState) -> list[str]:
         return [f"{head}, the plan is damaged or belongs to other inputs: --resume recomputes it"]
     files = seen.plan.shards_by_input
     pending = [shard.index for shard in seen.pending]
+    is_planned = not seen.plan.missing_slices
     return [
-        f"{head}, {len(pending)} pending",
-        f"files     {count_done(files, pending):,} of {len(files):,} done",
+        f"{head}, {len(pending)} pending" + ("" if is_planned else " in the planned slices"),
+        *([f"files     {count_done(files, pending):,} of {len(files):,} done"] * is_planned),
         *_folded(list(map(_host_line, seen.hosts))),
     ]
 
@@ -475,7 +478,15 @@ def _embedding(seen: _RunState) -> _Work:
             ends.append((seconds, _tokens(encoders, [shard])))
     tokens = {"total": n_tokens, "pending": pending}
     points = _rate_points(seen.rundir, ends)
-    return _Work("tokens", {"shards": shards, "tokens": tokens}, pending, points)
+    left = pending + _count_unplanned_tokens(seen.plan, n_tokens)
+    return _Work("tokens", {"shards": shards, "tokens": tokens}, left, points)
+
+
+def _count_unplanned_tokens(plan: Plan | None, n_planned: int) -> float:
+    """Estimate the tokens of the slices that are not planned yet, from those that are."""
+    if plan is None or not plan.slice_plans:
+        return 0.0
+    return n_planned * len(plan.missing_slices) / len(plan.slice_plans)
 
 
 def _scoring(seen: _RunState) -> _Work:

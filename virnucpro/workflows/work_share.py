@@ -307,7 +307,7 @@ def plan_part(
         plan = plan.plan_slices(share.selection, on_letters, pool)
         now = read_plan(plan.rundir, plan.manifest)
         if part.n_planned and now is not None and not now.missing_slices:
-            now.reject_duplicates()
+            now.reject_duplicates(is_begun=True)
     shards: dict[int, list[Shard]] = {}
     for index, shares in ours.items():
         shards[groups[index][0].index] = [

@@ -70,6 +70,16 @@ class Backlog:
         """Return True if a shard is not embedded yet and embedding continues."""
         return shard.index in self._pending and not self._is_abandoned
 
+    def add(self, shards: Iterable[Shard]) -> None:
+        """Add shards that were planned.
+
+        Raises:
+            AbandonedError: embedding has stopped.
+        """
+        with self._changed:
+            self.check()
+            self._pending.update(shard.index for shard in shards)
+
     def on_event(self, event: WorkerEvent) -> None:
         """Settle the shard that ends: it has a feature file, or a reason why it never will.
 
