@@ -15,7 +15,7 @@ import pytest
 from conftest import Tiny
 from forkserver_runner import virnucpro
 from labelled_data_helpers import options, pairs_of, records_of, train_here, write_labelled
-from run_helpers import run_inline, vectors, within
+from run_helpers import CONTIGS, run_inline, vectors, within
 from train_walk import steps_after, steps_before
 
 from virnucpro.cli.command import read_options
@@ -237,6 +237,17 @@ def test_impossible_options_are_refused_first(data, changes, words):
         resolved(data, **changes)
     assert caught.value.hint
     assert not out_of(data).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("nowhere.tsv", "No such file"), ("contigs.fa", "no column 'path'"), ("", "is a folder")],
+)
+def test_manifest_is_checked_before_the_model(tmp_path, name, words):
+    shutil.copy(CONTIGS, tmp_path)
+    with pytest.raises((InputError, InputMissingError), match=words) as caught:
+        resolved(tmp_path / name, model="nonsense")
+    assert caught.value.hint
 
 
 # Resolved options

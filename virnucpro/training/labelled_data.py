@@ -109,20 +109,10 @@ def read_data_manifest(path: Path) -> DataManifest:
         InputError: the manifest contradicts itself. The message names the line.
         InputMissingError: the manifest or a FASTA file cannot be opened.
     """
-    hint = (
-        "a manifest is a table with tabs between its columns and a header: path, label, group, "
-        "optionally id, weight, kingdom"
-    )
-    needed = ("path", "label", "group")
-    if path.is_dir():
-        raise InputMissingError(
-            f"{printable(path)} is a folder, not a manifest",
-            hint="make one: virnucpro manifest --virus DIR --other DIR -o manifest.tsv",
-        )
     digest = hashlib.sha256()
     paths: dict[str, Path] = {}
     files: dict[Path, _Rows] = {}
-    for line, cells in read_cells(path, needed, hint, digest.update):
+    for line, cells in _read_manifest_cells(path, digest.update):
         where = f"{printable(path)}:{line}"
         cell = cells["path"]
         if cell not in paths:
@@ -138,6 +128,32 @@ def read_data_manifest(path: Path) -> DataManifest:
             )
         rows[row.id] = line, row
     return DataManifest(path, digest.hexdigest(), files)
+
+
+def check_data_manifest(path: Path) -> None:
+    """Check that there is a manifest with its columns. ``read_data_manifest`` checks the rows.
+
+    Raises:
+        InputError: the file is not a manifest.
+        InputMissingError: it cannot be opened.
+    """
+    next(_read_manifest_cells(path), None)
+
+
+def _read_manifest_cells(
+    path: Path, on_block: OnBlock | None = None
+) -> Iterator[tuple[int, dict[str, str]]]:
+    hint = (
+        "a manifest is a table with tabs between its columns and a header: path, label, group, "
+        "optionally id, weight, kingdom"
+    )
+    needed = ("path", "label", "group")
+    if path.is_dir():
+        raise InputMissingError(
+            f"{printable(path)} is a folder, not a manifest",
+            hint="make one: virnucpro manifest --virus DIR --other DIR -o manifest.tsv",
+        )
+    yield from read_cells(path, needed, hint, on_block)
 
 
 def read_records(

@@ -40,6 +40,7 @@ from virnucpro.training.labelled_data import (
     DataManifest,
     LabelledRecord,
     Split,
+    check_data_manifest,
     check_groups,
     read_data_manifest,
     read_records,
@@ -152,6 +153,7 @@ def resolve_training(
         VirnucproError: see ``errors``.
     """
     GeneticCode.from_number(options.genetic_code)
+    check_data_manifest(options.data)  # before a model is downloaded
     options = _use_recorded_model(options)
     encoder, shape = _encoder(options, on_event)
     if shape and options.train_layers is not None and options.train_layers > shape.n_layers:
