@@ -223,7 +223,7 @@ def test_overflow_of_the_precision_is_reported(tmp_path):
         ("nonsense", 69, "there is no model named nonsense"),
         ("", 64, "NAME|PATH is missing"),
         ("virnucpro-tiny --gpus 0 --device cpu", 64, "--gpus does not go with"),
-        ("virnucpro-tiny --precision fp16 --device cpu", 69, "fp16 is not possible on CPU"),
+        ("virnucpro-tiny --precision fp16 --device cpu", 69, "fp16 is not possible on CPUs\n"),
     ],
 )
 def test_impossible_checks_are_reported(arguments, exit_code, words):

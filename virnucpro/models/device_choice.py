@@ -164,7 +164,7 @@ def choose_precision(request: str, choice: DeviceChoice) -> Precision:
         with_options(
             "{precision:{request}} is not possible on {shown}",
             request=request,
-            shown=choice.descriptions[0],
+            shown="CPUs" if choice.kind == "cpu" else choice.descriptions[0],
         ),
         hint="leave it out for the best that the device has",
         option="precision",
