@@ -355,7 +355,9 @@ def test_file_that_is_no_checkpoint_is_refused(tmp_path):
     path = tmp_path / "model.pt"
     for content in (b"", b"P", b"hello, this is text\n" * 9, b"<!DOCTYPE html>", b'{"a": 1}'):
         path.write_bytes(content)
-        assert "is not an ESM-2 checkpoint" in str(refusal(path)), content
+        error = refusal(path)
+        assert "is not an ESM-2 checkpoint" in str(error), content
+        assert "copy or download it again" in str(error.hint)
     path.unlink()
     os.mkfifo(path)
     assert "it is not a plain file" in str(refusal(path))

@@ -73,7 +73,8 @@ def _is_compressed(path: Path) -> bool:
 
 def _unknown_format_error(path: Path, kind: str, why: str) -> UnavailableError:
     return UnavailableError(
-        f"{printable(path)} is not {kind}: {why}", hint="see `virnucpro models list`"
+        f"{printable(path)} is not {kind}: {why}",
+        hint="if it should be one, copy or download it again; `virnucpro models list` shows names",
     )
 
 
