@@ -329,6 +329,18 @@ def letters_done(folder: Path) -> int:
     return measure_run(folder)["letters"]["done"]
 
 
+def test_scoring_is_announced_before_its_first_block(tmp_path):
+    """A block may be a chromosome, which takes long."""
+    n_done: list[int] = []
+
+    def hear(event: RunEvent) -> None:
+        if isinstance(event, Progress) and event.stage == "scoring":
+            n_done.append(event.done)
+
+    predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run", on_event=hear)
+    assert n_done[0] == 0 < n_done[-1]
+
+
 def test_interrupted_run_keeps_its_scores(tmp_path, monkeypatch):
     in_blocks(monkeypatch)
     fasta = write(tmp_path / "in.fa", **many(), **many_more())
@@ -336,7 +348,7 @@ def test_interrupted_run_keeps_its_scores(tmp_path, monkeypatch):
     steps: list[Progress] = []
 
     def hear(event: RunEvent) -> None:
-        if isinstance(event, Progress) and event.stage == "scoring":
+        if isinstance(event, Progress) and event.stage == "scoring" and event.done:
             steps.append(event)
 
     def interrupt(event: RunEvent) -> None:
@@ -617,7 +629,7 @@ def test_status_counts_letters_of_a_live_run(tmp_path, monkeypatch):
     speeds: list[str] = []
 
     def look(event: RunEvent) -> None:
-        if isinstance(event, Progress) and event.stage == "scoring":
+        if isinstance(event, Progress) and event.stage == "scoring" and event.done:
             told.append((event.done, measure_run(tmp_path / "run")))
             lines, _ = inspect_run(tmp_path / "run", verify=False)
             speeds.extend(line for line in lines if line.startswith("speed"))

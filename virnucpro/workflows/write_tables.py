@@ -249,6 +249,13 @@ class TableWriter:
         n_read = 0
         to_do = counts.n_letters + (counts.n_searched if context.searches_regions else 0)
         names = set[str]()
+
+        def report() -> None:
+            if context.scores is not None:
+                work = (n_worked, max(0, to_do))
+                context.on_event(Progress(SCORING, n_done, counts.n_letters, "letters", work))
+
+        report()  # the first block may be a chromosome
         for rows in self._iter_rows(list(context.plan.group_by_records()), helpers):
             yield from rows.batches
             for index, files in zip(indexes, rows.files, strict=True):
@@ -258,9 +265,7 @@ class TableWriter:
             n_done += rows.n_letters
             to_do -= rows.work
             n_worked += rows.work if rows.is_scored else 0
-            if context.scores is not None:
-                work = (n_worked, max(0, to_do))
-                context.on_event(Progress(SCORING, n_done, counts.n_letters, "letters", work))
+            report()
         if n_read != counts.n_records:
             raise input_changed()
         if context.scores is not None:
