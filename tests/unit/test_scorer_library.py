@@ -180,6 +180,35 @@ def test_word_counts_equal_python(text: str, words: list[str]) -> None:
     assert counts == [text.count(word) for word in words]
 
 
+@given(
+    st.text("ACN", max_size=300),
+    st.lists(st.text("AC", min_size=12, max_size=14), min_size=1, max_size=5),
+    st.integers(0, 60),
+    st.integers(0, 60),
+)
+def test_indexed_word_counts_equal_python(
+    text: str, words: list[str], first: int, n_behind: int
+) -> None:
+    """The last count is from an index of the text, the others are not."""
+    text = "A" * 50 + text + "".join(words) * 2
+    words += [*map(reverse_complement, words), "A" * 12]
+    end = len(text) - n_behind
+    block = landmarks._LetterBlock(np.frombuffer(text.encode(), np.uint8))
+    expected = [text.count(word, first, end) for word in words]
+    while block.index is None:
+        assert block.count(words, first, end).tolist() == expected
+    assert block.count(words, first, end).tolist() == expected
+
+
+@given(st.text("ACGTN", min_size=1, max_size=40))
+def test_paired_digits_equal_plain_python(text: str) -> None:
+    pairs = {"AT", "TA", "CG", "GC"}
+    axes = [i + j for i, one in enumerate(text) for j, two in enumerate(text) if one + two in pairs]
+    n_paired = np.empty(1, dtype=np.int64)
+    library.call("paired_digits", encode(text), len(text), n_paired)
+    assert n_paired[0] == max(map(axes.count, axes), default=0)
+
+
 def test_words_are_counted_in_bounded_memory() -> None:
     """The bases around a candidate are few, however long the record is."""
     n_around = landmarks._SEARCHED_BASES

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from virnucpro.core.native import call
 from virnucpro.core.numeric import FloatArray, IntArray
@@ -190,6 +191,46 @@ def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
     return near
 
 
+class _TextIndex(NamedTuple):
+    """Every fifth position of a text by the hash of the eight letters there."""
+
+    firsts: NDArray[np.int32]  # (2**16 + 1,) first place of each hash
+    places: NDArray[np.int32]  # (n_letters / 5 + 1,)
+
+    @classmethod
+    def from_text(cls, text: Digits) -> _TextIndex:
+        index = cls(
+            np.empty((1 << 16) + 1, dtype=np.int32), np.empty(len(text) // 5 + 1, dtype=np.int32)
+        )
+        call("index_text", text, len(text), *index)
+        return index
+
+
+@dataclass(slots=True)
+class _LetterBlock:
+    """Neighbouring letters of a record, which are indexed once they have been read often."""
+
+    letters: Digits  # ASCII
+    n_read: int = 0  # times that they were read without an index
+    index: _TextIndex | None = None
+
+    def count(self, words: Sequence[str], first: int, end: int) -> IntArray:
+        """Count non-overlapping occurrences in the letters from first to end. -> (n_words,)"""
+        reads_as_index = 32  # reading letters so many times takes as long as indexing them
+        if self.index is None and self.n_read < reads_as_index:
+            self.n_read += 1
+            return _count(words, self.letters[first:end])
+        if self.index is None:
+            self.index = _TextIndex.from_text(self.letters)
+        counts = np.zeros(len(words), dtype=np.int64)
+        call(
+            "count_indexed",
+            *(self.letters, first, min(end, len(self.letters)), *self.index),
+            *(*_concatenate(words), len(words), counts),
+        )
+        return counts
+
+
 @dataclass(frozen=True, slots=True)
 class RecordText:
     """The bases of a record, in which words are counted.
@@ -199,7 +240,7 @@ class RecordText:
     """
 
     bases: str  # upper case
-    _letters: dict[int, Digits] = field(default_factory=dict)  # in ASCII, by their first base
+    _blocks: dict[int, _LetterBlock] = field(default_factory=dict)  # by their first base
     _counts: dict[tuple[int, str], int] = field(default_factory=dict)  # of start and word
 
     def count_around(self, words: Sequence[str], middle: int) -> tuple[IntArray, int]:
@@ -212,19 +253,20 @@ class RecordText:
         new = [word for word in dict.fromkeys(words) if (first, word) not in self._counts]
         if new:
             keys = [(first, word) for word in new]
-            counts = _count(new, self._letters_from(first)).tolist()
+            block = first - first % _SEARCHED_BASES
+            start = first - block
+            counts = self._block(block).count(new, start, start + _SEARCHED_BASES).tolist()
             self._counts.update(zip(keys, counts, strict=True))
         n_around = min(n_bases - first, _SEARCHED_BASES)
         return np.array([self._counts[first, word] for word in words]), n_around
 
-    def _letters_from(self, first: int) -> Digits:
-        """Return up to ``_SEARCHED_BASES`` letters from ``first`` on."""
-        block = first - first % _SEARCHED_BASES
-        if block not in self._letters:
-            self._letters.clear()
-            self._letters[block] = _encode_bases(self.bases[block : block + 2 * _SEARCHED_BASES])
-        offset = first - block
-        return self._letters[block][offset : offset + _SEARCHED_BASES]
+    def _block(self, first: int) -> _LetterBlock:
+        """Return up to two times ``_SEARCHED_BASES`` letters from ``first`` on."""
+        if first not in self._blocks:
+            self._blocks.clear()
+            letters = _encode_bases(self.bases[first : first + 2 * _SEARCHED_BASES])
+            self._blocks[first] = _LetterBlock(letters)
+        return self._blocks[first]
 
 
 class Repeat(NamedTuple):
@@ -310,7 +352,9 @@ def _repeats(
     start = first + words[:, 0]
     end = second + words[:, 1] + words[:, 2]
     at_start, at_end = places(start, end)
-    by_length = np.array([chance**n for n in range(LONGEST_REPEAT + 2)])
+    by_length = np.zeros(LONGEST_REPEAT + 2)
+    for n in np.flatnonzero(np.bincount(words[:, 2])).tolist():
+        by_length[n] = chance**n
     by_chance = at_start * at_end * by_length[words[:, 2]]
     is_rare = (start + 2 * words[:, 2] <= end) & (by_chance < max_by_chance)
     most = np.maximum(at_start, at_end)
@@ -347,11 +391,15 @@ def _is_unique_repeat(
 
 def _count(words: Sequence[str], text: Digits) -> IntArray:
     """Count the non-overlapping occurrences of each word in ASCII letters. -> (n_words,)"""
-    word_digits = _encode_bases("".join(words))
-    lengths = np.array([len(word) for word in words], dtype=np.int64)
     counts = np.zeros(len(words), dtype=np.int64)
-    call("count_words", text, len(text), word_digits, lengths, len(words), counts)
+    call("count_words", text, len(text), *_concatenate(words), len(words), counts)
     return counts
+
+
+def _concatenate(words: Sequence[str]) -> tuple[Digits, IntArray]:
+    """Return the letters of all words, and the length of each. (n_letters,), (n_words,)"""
+    lengths = np.array([len(word) for word in words], dtype=np.int64)
+    return _encode_bases("".join(words)), lengths
 
 
 def _encode_bases(text: str) -> Digits:
@@ -395,6 +443,6 @@ def _count_matches(words: IntArray, i: int, j: int) -> int:
 def _is_hairpin(digits: Digits) -> bool:
     """Return whether most bases pair with each other around one axis."""
     hairpin = 2 / 3  # share of bases in a repeat that pair with each other in a terminator
-    left, right = np.nonzero(np.equal.outer(digits, 3 - digits))  # known digits
-    n_paired = np.bincount(left + right, minlength=1)  # by axis
-    return bool(n_paired.max() >= hairpin * len(digits))
+    n_paired = np.empty(1, dtype=np.int64)
+    call("paired_digits", digits, len(digits), n_paired)
+    return bool(n_paired[0] >= hairpin * len(digits))

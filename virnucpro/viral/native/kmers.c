@@ -1,4 +1,4 @@
-/* Look up words of residues, find repeats, and compare texts by the words that they share. */
+/* Look up words of residues, and find terminal repeats and peptides. */
 
 #include "kmers.h"
 
@@ -272,100 +272,7 @@ int terminal_repeats(const uint8_t *digits, const int64_t *starts, const int64_t
     return 0;
 }
 
-/* Compare texts */
-
-/* Number the words of `size` letters; -1: a word has an unknown letter. */
-static void number_words(const uint8_t *digits, int64_t n, int64_t size, int64_t *words) {
-    const int64_t mask = (INT64_C(1) << 2 * size) - 1;
-    int64_t word = 0, n_known = 0;
-    for (int64_t i = 0; i < n; i++) {
-        n_known = digits[i] < UNKNOWN ? n_known + 1 : 0;
-        word = (4 * word + (digits[i] & 3)) & mask;
-        if (i + 1 >= size)
-            words[i + 1 - size] = n_known >= size ? word : -1;
-    }
-}
-
-/* Maximal common words of at least `size` letters: place in left, place in right, length.
- *
- * Each begins with a word that occurs once or twice in left; its length is at most `longest`. The
- * caller allocates two rows per letter of right. */
-int common_words(const uint8_t *left, int64_t n_left, const uint8_t *right, int64_t n_right,
-                 int64_t size, int64_t longest, int64_t *rows, int64_t *n_rows) {
-    int64_t of_left = n_left - size + 1, of_right = n_right - size + 1, n_slots = 1024;
-    int64_t *words, *to = rows;
-    int32_t *first, *next;
-    int bits = 10;
-    *n_rows = 0;
-    if (of_left <= 0 || of_right <= 0)
-        return 0;
-    for (; n_slots < 2 * of_left; n_slots *= 2)
-        bits++;
-    words = malloc((of_left + of_right) * sizeof(int64_t));
-    first = malloc(n_slots * sizeof(int32_t));
-    next = malloc(of_left * sizeof(int32_t));
-    if (!words || !first || !next) {
-        free(words);
-        free(first);
-        free(next);
-        return -1;
-    }
-    number_words(left, n_left, size, words);
-    number_words(right, n_right, size, words + of_left);
-    memset(first, 0xff, n_slots * sizeof(int32_t));
-    for (int64_t i = of_left - 1; i >= 0; i--) {
-        uint64_t slot = hash_of(words[i]) >> (64 - bits);
-        next[i] = first[slot];
-        first[slot] = (int32_t)i;
-    }
-    for (int64_t j = 0; j < of_right; j++) {
-        int64_t word = words[of_left + j], places[3], n_places = 0;
-        if (word < 0)
-            continue;
-        for (int32_t i = first[hash_of(word) >> (64 - bits)]; i >= 0 && n_places < 3; i = next[i])
-            if (words[i] == word)
-                places[n_places++] = i;
-        for (int64_t place = 0; n_places < 3 && place < n_places; place++) {
-            int64_t i = places[place], n = size;
-            if (i && j && left[i - 1] == right[j - 1] && left[i - 1] != UNKNOWN)
-                continue; /* part of a longer common word */
-            while (n < longest && i + n < n_left && j + n < n_right && left[i + n] != UNKNOWN &&
-                   left[i + n] == right[j + n])
-                n++;
-            *to++ = i;
-            *to++ = j;
-            *to++ = n;
-        }
-    }
-    *n_rows = (to - rows) / 3;
-    free(words);
-    free(first);
-    free(next);
-    return 0;
-}
-
-/* Count the words of `size` letters, at most six, in both rows together, and the ordered pairs of
- * equal words. Words with an unknown letter do not count. */
-int equal_words(const uint8_t *left, int64_t n_left, const uint8_t *right, int64_t n_right,
-                int64_t size, int64_t *counts) {
-    int64_t n_of_word[1 << 12] = {0}, n_equal = 0, n_words = 0;
-    for (int part = 0; part < 2; part++) {
-        const uint8_t *digits = part ? right : left;
-        int64_t n = part ? n_right : n_left, word = 0, n_known = 0;
-        for (int64_t i = 0; i < n; i++) {
-            n_known = digits[i] < UNKNOWN ? n_known + 1 : 0;
-            word = (4 * word + (digits[i] & 3)) & ((INT64_C(1) << 2 * size) - 1);
-            n_of_word[word] += n_known >= size;
-        }
-    }
-    for (int64_t word = 0; word < INT64_C(1) << 2 * size; word++) {
-        n_words += n_of_word[word];
-        n_equal += n_of_word[word] * (n_of_word[word] - 1);
-    }
-    counts[0] = n_words;
-    counts[1] = n_equal;
-    return 0;
-}
+/* Peptides */
 
 /* Find where a strand encodes one of some peptides, in any frame: their first bases, ascending.
  *
@@ -391,45 +298,4 @@ int find_peptides(const uint8_t *digits, int64_t n, const uint8_t *table, int64_
     free(codes);
     *n_places = n_found;
     return 0;
-}
-
-/* Add to counts how often each word, of twelve letters or more, occurs in a text.
- *
- * Copies of one word do not overlap. Some eight letters of a word always begin at a multiple of
- * five, so only these places of the text are searched. */
-int count_words(const uint8_t *text, int64_t n, const uint8_t *words, const int64_t *lengths,
-                int64_t n_words, int64_t *counts) {
-    enum { EVERY = 5 };
-    const uint64_t multiplier = UINT64_C(0x9E3779B97F4A7C15);
-    uint8_t *is_part = calloc(1 << 13, 1); /* a bit for each hash of eight letters */
-    int64_t *ends = calloc(n_words + 1, sizeof(int64_t)); /* first places where each may begin */
-    int is_short = !is_part || !ends;
-    const uint8_t *word = words;
-    uint64_t eight, of_word, hash;
-    for (int64_t i = 0; !is_short && i < n_words; word += lengths[i++]) {
-        for (int first = 0; first < EVERY; first++) {
-            memcpy(&eight, word + first, 8);
-            hash = eight * multiplier >> 48;
-            is_part[hash >> 3] |= 1 << (hash & 7);
-        }
-    }
-    for (int64_t place = 0; !is_short && place + 8 <= n; place += EVERY) {
-        memcpy(&eight, text + place, 8);
-        hash = eight * multiplier >> 48;
-        if (!(is_part[hash >> 3] >> (hash & 7) & 1))
-            continue;
-        word = words;
-        for (int64_t i = 0; i < n_words; word += lengths[i++])
-            for (int64_t start = place - EVERY + 1; start <= place; start++) {
-                memcpy(&of_word, word + (place - start), 8); /* a cheap test, mostly false */
-                if (of_word == eight && start >= ends[i] && start + lengths[i] <= n &&
-                    memcmp(word, text + start, lengths[i]) == 0) {
-                    counts[i]++;
-                    ends[i] = start + lengths[i];
-                }
-            }
-    }
-    free(is_part);
-    free(ends);
-    return is_short ? -1 : 0;
 }

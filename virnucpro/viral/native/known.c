@@ -364,16 +364,35 @@ static int64_t end_of_window(int64_t n, int64_t n_windows, int64_t window) {
     return window + 1 < n_windows ? (next_start + 21) / 2 + 1 : n - 2;
 }
 
+/* Write the bucket of each entry of n buckets from `bucket` on; return the number of entries. Four
+ * are always written, since the sizes are unpredictable. */
+static int list_buckets(const uint8_t *sizes, uint32_t bucket, int n, uint32_t *bucket_of_entry) {
+    int n_entries = 0;
+    for (uint32_t end = bucket + n; bucket < end; bucket++) {
+        int size = (int)size_of(sizes, bucket);
+        for (int i = 0; i < AT_ONCE; i++)
+            bucket_of_entry[n_entries + i] = bucket;
+        for (int i = AT_ONCE; i < size; i++)
+            bucket_of_entry[n_entries + i] = bucket;
+        n_entries += size;
+    }
+    return n_entries;
+}
+
 /* Make the filters of the entries, which are ordered by bucket.
  *
  * hints: (N_HINTS,), filter: (2^(BUCKET_BITS - WORD_BITS),), zeros. */
 int known_filters(const uint8_t *sizes, const uint8_t *entries, uint8_t *hints, uint64_t *filter) {
-    for (uint64_t bucket = 0; bucket < UINT64_C(1) << BUCKET_BITS; bucket++)
-        for (uint32_t i = 0; i < size_of(sizes, bucket); i++, entries += 3) {
+    enum { BUCKETS_AT_ONCE = 256, MOST_IN_BUCKET = 15 };
+    uint32_t buckets[BUCKETS_AT_ONCE * MOST_IN_BUCKET + AT_ONCE];
+    for (uint32_t first = 0; first < UINT32_C(1) << BUCKET_BITS; first += BUCKETS_AT_ONCE) {
+        int n = list_buckets(sizes, first, BUCKETS_AT_ONCE, buckets);
+        for (int i = 0; i < n; i++, entries += 3) {
             uint64_t hash = (uint64_t)(read_entry(entries) >> NODE_BITS) << BUCKET_BITS;
-            hints[bucket & (N_HINTS - 1)] |= 1 << hint_bit(hash);
-            filter[bucket >> WORD_BITS] |= filter_bits(hash);
+            hints[buckets[i] & (N_HINTS - 1)] |= 1 << hint_bit(hash);
+            filter[buckets[i] >> WORD_BITS] |= filter_bits(hash);
         }
+    }
     return 0;
 }
 
