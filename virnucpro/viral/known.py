@@ -50,9 +50,9 @@ CELLULAR = (1 << NODE_BITS) - 1  # node of k-mers that cells have, too
 NEEDED_PER_FAMILY_HIT = 1.5  # hits in several families that count as one hit in a single family
 MAX_CELLULAR_PER_VIRAL = 0.5  # cellular hits per viral hit in a known window are below this
 _BASES_AT_ONCE = 1_000_000  # for counting hits by node
-# Fewer bases are looked up without filters, which take as long to make as lookups of
-# a million bases save
-_MIN_BASES_FOR_FILTERS = 600_000
+# Fewer bases do not begin the use of filters, which take as long to make as lookups of a million
+# bases save
+_MIN_BASES_FOR_FILTERS = 300_000
 MIN_FAMILY_SHARE = 0.5  # viral hit share in known windows that a family needs to be named
 MIN_FAMILY_HITS = 2  # hits that a family needs to be named
 ENDOGENOUS = ("Retroviridae", "Caulimoviridae")  # families with copies in host genomes
@@ -195,7 +195,7 @@ class KnownIndex:
     def _table(self, n_bases: int) -> tuple[Any, ...]:
         """Return the arguments for library functions that look up this many bases."""
         no_filters = np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.uint64)
-        has_filters = n_bases >= _MIN_BASES_FOR_FILTERS
+        has_filters = n_bases >= _MIN_BASES_FOR_FILTERS or "_filters" in vars(self)
         filters = self._filters if has_filters else no_filters
         return self.limit, self.firsts, self.sizes, self.entries, *filters, int(has_filters)
 
