@@ -25,6 +25,7 @@ from Bio.SeqIO.FastaIO import SimpleFastaParser
 from hypothesis import given
 from hypothesis import strategies as st
 
+import virnucpro.sequences.fasta
 import virnucpro.sequences.record_text
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.types import FastaRecord, Records
@@ -654,3 +655,11 @@ def assert_spans_are_whole(path: Path, n_bytes: int, *, is_cut: bool) -> None:
         found = parse_block(itertools.chain([first], blocks))
         assert [record for each in found for record in each.iter_records()] == records
         path.write_bytes(whole)
+
+
+@given(st.text(">\n\t <ACGTx1\0-\r", max_size=200))
+def test_small_text_is_split_as_a_large_one(text: str) -> None:
+    text = f">{text}"
+    lines = virnucpro.sequences.record_text.LineTable.of(text.encode())
+    split = virnucpro.sequences.fasta._split(lines, 7)
+    assert virnucpro.sequences.fasta._split_small(text, 7) == split

@@ -217,6 +217,8 @@ def _iter_inner_containers(containers: list[Any]) -> Iterator[Any]:
 def _parse_number(digits: str) -> int | float:
     """Parse an integer. An integer that does not fit into 64 bits becomes a float."""
     max_digits = 21  # in a 64-bit number, with its sign
+    if len(digits) < max_digits - 1:  # nearly always: any such number fits
+        return int(digits)
     is_short = len(digits) <= max_digits and abs(int(digits)) < 2**64
     return int(digits) if is_short else float(digits)
 

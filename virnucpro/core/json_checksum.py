@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ _FORMAT = "json_format"
 _CHECKSUM = "sha256"
 _END = re.compile(rb',\n  "sha256": "([0-9a-f]{64})"\n}\n\Z')
 _END_BYTES = 83
+_SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 def add_checksum(content: Mapping[str, Any]) -> str:
@@ -38,22 +39,47 @@ def _indent(value: object, margin: str = "") -> str:
     """Return JSON as ``json.dumps(value, indent=2)`` does, but in a fraction of its time.
 
     The encoder in C does not indent. But it accepts separators, which indent an object or a list
-    without further ones, such as each input of a run.
+    without further ones, and a list of such objects, such as the inputs of a run.
     """
     if not isinstance(value, dict | list | tuple) or not value:
         return json.dumps(value)
     inner = f"{margin}  "
-    is_object = isinstance(value, dict)
-    values = value.values() if isinstance(value, dict) else value
-    if not any(isinstance(item, dict | list | tuple) for item in values):
-        lines = json.dumps(value, separators=(f",\n{inner}", ": "))[1:-1]
-    elif isinstance(value, dict):
-        pairs = ((json.dumps({name: 0})[1:-4], item) for name, item in value.items())
-        lines = f",\n{inner}".join(f"{name}: {_indent(item, inner)}" for name, item in pairs)
-    else:
-        lines = f",\n{inner}".join(_indent(item, inner) for item in values)
-    opening, closing = "{}" if is_object else "[]"
-    return f"{opening}\n{inner}{lines}\n{margin}{closing}"
+    if isinstance(value, dict):
+        return f"{{\n{inner}{_indent_object(value, inner)}\n{margin}}}"
+    return f"[\n{inner}{_indent_list(value, inner)}\n{margin}]"
+
+
+def _indent_object(value: Mapping[str, Any], margin: str) -> str:
+    """Return the entries of an object as lines, the first one without a margin."""
+    if _has_scalars(value.values()):
+        return json.dumps(value, separators=(f",\n{margin}", ": "))[1:-1]
+    pairs = ((json.dumps({name: 0})[1:-4], item) for name, item in value.items())
+    return f",\n{margin}".join(f"{name}: {_indent(item, margin)}" for name, item in pairs)
+
+
+def _indent_list(value: Sequence[Any], margin: str) -> str:
+    """Return the entries of a list as lines, the first one without a margin."""
+    if _has_scalars(value):
+        return json.dumps(value, separators=(f",\n{margin}", ": "))[1:-1]
+    if not all(map(_is_flat_object, value)):
+        return f",\n{margin}".join(_indent(item, margin) for item in value)
+    # text contains no line end, so each one here is between two entries
+    inner = f"{margin}  "
+    text = json.dumps(value, separators=(f",\n{inner}", ": "))[2:-2]
+    lines = text.replace(f"}},\n{inner}{{", f"\n{margin}}},\n{margin}{{\n{inner}")
+    return f"{{\n{inner}{lines}\n{margin}}}"
+
+
+def _has_scalars(values: Iterable[object]) -> bool:
+    """Return True if none of the values is an object or a list."""
+    return not any(isinstance(item, dict | list | tuple) for item in values)
+
+
+def _is_flat_object(value: object) -> bool:
+    """Return True for a JSON object with entries, all of which are text, numbers and the like."""
+    if type(value) is not dict or not value:
+        return False
+    return _SCALARS.issuperset(map(type, value.values()))
 
 
 def has_checksum(text: bytes) -> bool:

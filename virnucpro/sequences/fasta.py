@@ -184,14 +184,13 @@ class _RawRecords:
         """Return the records before the first fault, and the fault. Release the bytes."""
         if len(self.chunks) > 1:
             records, fault = self._parse_long()
-        else:
-            lines = LineTable.of(self.chunks.pop())
-            if self.is_reads:
-                from virnucpro.sequences.fastq import parse_reads
+        elif self.is_reads:
+            from virnucpro.sequences.fastq import parse_reads
 
-                records, fault = parse_reads(lines, self.n_lines, self.label, self.sample)
-            else:
-                records, fault = _parse(lines, self.n_lines, self.label, self.sample)
+            lines = LineTable.of(self.chunks.pop())
+            records, fault = parse_reads(lines, self.n_lines, self.label, self.sample)
+        else:
+            records, fault = _parse(self.chunks.pop(), self.n_lines, self.label, self.sample)
         if self.mate:
             records = records.with_mate(self.mate)
         return records.with_prefix(self.prefix, self.unprefixed) if self.prefix else records, fault
@@ -525,27 +524,53 @@ def _read_long(blocks: Iterable[bytes], number: int, label: str) -> tuple[list[b
     return chunks, n_lines, b""
 
 
-def _parse(
-    lines: LineTable, number: int, label: str, sample: str
-) -> tuple[Records, InputError | None]:
+def _parse(data: bytes, number: int, label: str, sample: str) -> tuple[Records, InputError | None]:
     """Parse FASTA after ``number`` lines.
 
     Returns:
         The records before the first fault, and the fault.
     """
+    small = 1 << 14  # bytes that are split faster into texts than into an array of lines
+    if len(data) < small and data.startswith(b">") and data.isascii():
+        headers, sequences, line_numbers, is_plain = _split_small(data.decode("ascii"), number)
+    else:
+        headers, sequences, line_numbers, is_plain = _split(LineTable.of(data), number)
+    if blanks := find_letters("\n" + INNER_BLANKS, sequences):
+        sequences = [strip_letters(blanks, letters) for letters in sequences]
+    if find_letters("<", sequences):
+        sequences = [letters.replace(MASK_TEXT, MASK_LETTER) for letters in sequences]
+    return make_records(headers, sequences, line_numbers, label, sample, is_plain=is_plain)
+
+
+# headers, sequences with line ends, line numbers, and whether all records are plain
+_SplitText = tuple[list[str], list[str], list[int], bool]
+
+
+def _split(lines: LineTable, number: int) -> _SplitText:
+    """Split a text of any size, after ``number`` lines."""
     firsts = np.flatnonzero(lines.begin_with(">"))
     header_starts = lines.starts[firsts]
     header_ends = lines.ends[firsts]
     ends = np.append(header_starts[1:], len(lines.data)) - 1
     headers = lines.texts(header_starts + 1, header_ends)
     sequences = lines.texts(np.minimum(header_ends + 1, ends), ends)
-    if blanks := find_letters("\n" + INNER_BLANKS, sequences):
-        sequences = [strip_letters(blanks, letters) for letters in sequences]
-    if find_letters("<", sequences):
-        sequences = [letters.replace(MASK_TEXT, MASK_LETTER) for letters in sequences]
     line_numbers = (firsts + number + 1).tolist()
-    is_plain = lines.are_plain(header_starts)
-    return make_records(headers, sequences, line_numbers, label, sample, is_plain=is_plain)
+    return headers, sequences, line_numbers, lines.are_plain(header_starts)
+
+
+def _split_small(text: str, number: int) -> _SplitText:
+    """Split an ASCII text that begins with a header, as ``_split`` does."""
+    headers = list[str]()
+    sequences = list[str]()
+    line_numbers = list[int]()
+    for record in text[1:].removesuffix("\n").split("\n>"):
+        header, _, letters = record.partition("\n")
+        headers.append(header)
+        sequences.append(letters)
+        line_numbers.append(number + 1)
+        number += 1 + record.count("\n")
+    is_plain = "\0" not in text and all(header[:1] > " " for header in headers)
+    return headers, sequences, line_numbers, is_plain
 
 
 def starts_as_reads(path: Path | str, handle: io.BufferedReader) -> bool:
