@@ -130,12 +130,14 @@ def open_regular_file(path: Path | str, on_block: OnBlock | None = None) -> io.B
     """
     if on_block is None:
         handle = open(path, "rb", opener=open_nonblocking)  # noqa: SIM115 - the caller closes it
+        status = os.fstat(handle.fileno())
     else:
         observed = _ObservedFile(path, on_block)
-        n_bytes = os.fstat(observed.fileno()).st_size
+        status = os.fstat(observed.fileno())
         # A large buffer takes longer to allocate than a small file to read.
-        handle = io.BufferedReader(observed, min(_BLOCK, max(io.DEFAULT_BUFFER_SIZE, n_bytes)))
-    if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+        n_bytes = min(_BLOCK, max(io.DEFAULT_BUFFER_SIZE, status.st_size))
+        handle = io.BufferedReader(observed, n_bytes)
+    if stat.S_ISREG(status.st_mode):
         return handle
     handle.close()
     raise OSError(errno.ENXIO, "it is not a plain file", str(path))

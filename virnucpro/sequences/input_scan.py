@@ -342,6 +342,8 @@ def _suspect_repeats(ids: Sequence[str], suspects: NDArray[np.int64]) -> list[st
 
 def _sort_and_compare(digests: array[int], first: int = 0) -> NDArray[np.int64]:
     """Sort the digests from ``first`` on, without a copy. Return each repeated digest once."""
+    if len(digests) - first < 2:  # as in many small files
+        return np.empty(0, dtype=np.int64)
     ordered = np.frombuffer(digests, dtype=np.int64)[first:]
     ordered.sort()
     return find_repeated_ids(ordered)
