@@ -1,4 +1,4 @@
-"""Features of a piece and common words in plain Python: the reference for the C library.
+"""Features of a piece and common k-mers in plain Python: the reference for the C library.
 
 It is slow and simple, and reads letter by letter. It shares only the codon tables with the package.
 """
@@ -13,16 +13,16 @@ from math import log, log1p, prod, sqrt
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scorer_words import word_table
+from scorer_kmers import kmer_class_table
 
 from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.genetic_code import GENETIC_CODES, STANDARD, GeneticCode
 from virnucpro.viral.features import (
     AMINO_ACIDS,
     LENGTH,
-    N_WORD_FIGURES,
+    N_KMER_FEATURES,
     RARITY,
-    WordTable,
+    KmerClassTable,
 )
 
 PAIRS = str.maketrans("ACGT", "TGCA")
@@ -30,7 +30,7 @@ PAIRS = str.maketrans("ACGT", "TGCA")
 MOST_STRETCHES = 6
 LONG = 20
 LETTERS = STANDARD.meanings
-TETRA = ["".join(word) for word in product("ACGT", repeat=4)]
+TETRA = ["".join(kmer) for kmer in product("ACGT", repeat=4)]
 # how much a codon suggests a gene, in the order AAA, AAC, ...
 CODING = dict(
     zip(
@@ -155,15 +155,15 @@ def palindromes_of(sequence: str) -> list[float]:
     chance = {"A": weak**2, "T": weak**2, "C": strong**2, "G": strong**2}
     counts = {}
     for size in (2, 4, 6):
-        words = [sequence[i : i + size] for i in range(len(sequence) - size + 1)]
+        kmers = [sequence[i : i + size] for i in range(len(sequence) - size + 1)]
         counts[size] = Counter(
-            word for word in words if "N" not in word and word == strands_of(word)[1]
+            kmer for kmer in kmers if "N" not in kmer and kmer == strands_of(kmer)[1]
         )
     values = []
     for one, other in product("ACGT", repeat=2):
-        word = one + other + strands_of(one + other)[1]
+        kmer = one + other + strands_of(one + other)[1]
         expected = max(0, chance[one] * chance[other] * (n - 3))
-        values.append(log((counts[4][word] + 0.5) / (expected + 0.5)))
+        values.append(log((counts[4][kmer] + 0.5) / (expected + 0.5)))
     for size in (4, 6, 2):
         expected = max(0, sum(chance.values()) ** (size // 2) * (n - size + 1))
         values.append(log((counts[size].total() + 1) / (expected + 1)))
@@ -201,9 +201,9 @@ def figures_of(sequence: str, code: GeneticCode) -> list[float]:
     codons = codons_of(kept[0], sequence, code) if kept else []
     at = [Counter(codon[i] for codon in codons) for i in range(3)]
     n_at = [max(1, sum(of[base] for base in "ACGT")) for of in at]
-    words = [sequence[i : i + 4] for i in range(len(sequence) - 3)]
-    tetra = Counter(min(word, strands_of(word)[1]) for word in words if "N" not in word)
-    n_words = max(1, tetra.total())
+    kmers = [sequence[i : i + 4] for i in range(len(sequence) - 3)]
+    tetra = Counter(min(kmer, strands_of(kmer)[1]) for kmer in kmers if "N" not in kmer)
+    n_kmers = max(1, tetra.total())
     return [
         *((c + g) / known, abs(c - g) / max(1, c + g), abs(a - t) / max(1, a + t)),
         *(*map(log1p, lengths), 3 * lengths[0] / n_bases),
@@ -215,14 +215,14 @@ def figures_of(sequence: str, code: GeneticCode) -> list[float]:
         *((of["C"] + of["G"]) / n for of, n in zip(at, n_at, strict=True)),
         *((of["A"] + of["G"]) / n for of, n in zip(at, n_at, strict=True)),
         *(of["A"] / n for of, n in zip(at, n_at, strict=True)),
-        log(n_words) - sum(n * log(n) for n in tetra.values()) / n_words,
+        log(n_kmers) - sum(n * log(n) for n in tetra.values()) / n_kmers,
     ]
 
 
 def features_of(
     text: str, code: GeneticCode, owner_of: Callable[[str], int]
 ) -> NDArray[np.float64]:
-    """Return the 1,229 features of a piece, by the owner of each residue word (0: none)."""
+    """Return the 1,229 features of a piece, by the owner of each residue k-mer (0: none)."""
     sequence = letters_of(text)
     kept, _ = kept_of(sequence, code)
     read = kept[:1] + [stretch for stretch in kept[1:MOST_STRETCHES] if stretch[0] >= LONG]
@@ -233,9 +233,9 @@ def features_of(
     met = [six for six in met if "N" not in six]
     proteins = ["".join(LETTERS.get(codon, "*") for codon in codons) for codons in stretch_codons]
     residues = Counter(left + right for left, right in pairwise(proteins[0] if proteins else ""))
-    words = [protein[i : i + LENGTH] for protein in proteins for i in range(len(protein) - 8)]
-    owners = Counter(owner_of(word) for word in words if "*" not in word)
-    n_words = max(1, owners.total())
+    kmers = [protein[i : i + LENGTH] for protein in proteins for i in range(len(protein) - 8)]
+    owners = Counter(owner_of(kmer) for kmer in kmers if "*" not in kmer)
+    n_kmers = max(1, owners.total())
     figures = figures_of(sequence, code)
     gc = np.float32(figures[0])
     values = [
@@ -247,8 +247,8 @@ def features_of(
         *palindromes_of(sequence),
         *figures,
         *(
-            sqrt(owners[owner] * (RARITY if owner in (2, 4) else 1) / n_words)
-            for owner in range(1, N_WORD_FIGURES + 1)
+            sqrt(owners[owner] * (RARITY if owner in (2, 4) else 1) / n_kmers)
+            for owner in range(1, N_KMER_FEATURES + 1)
         ),
         *log_ratios(longest, gc),
         *log_ratios(long, gc),
@@ -289,12 +289,12 @@ def layout_of(text: str, code: GeneticCode) -> list[float]:
 
 
 def common_words(left: str, right: str, size: int, longest: int) -> list[tuple[int, int, int]]:
-    """Return the longest common words of known letters that begin with a rare word of the left."""
+    """Return the longest common texts of known letters that begin with a rare k-mer of the left."""
     found = []
     for j in range(len(right) - size + 1):
-        word = right[j : j + size]
-        places = [i for i in range(len(left) - size + 1) if left[i : i + size] == word]
-        if "N" in word or len(places) > 2:
+        kmer = right[j : j + size]
+        places = [i for i in range(len(left) - size + 1) if left[i : i + size] == kmer]
+        if "N" in kmer or len(places) > 2:
             continue
         for i in places:
             if i and j and left[i - 1] == right[j - 1] != "N":
@@ -420,7 +420,7 @@ def _gelus(sums: NDArray[np.int64], worth: NDArray[np.float64]) -> NDArray[np.in
 
 CODES = st.sampled_from(GENETIC_CODES).map(GeneticCode.from_number)
 ANY_CASE = st.text("ACGTacgtUuNnRYKMSWBDHV-", max_size=300)
-# many codons of few kinds: long stretches, words and repeats
+# many codons of few kinds: long stretches, k-mers and repeats
 CODON_TEXT = st.lists(st.sampled_from(["ATG", "GCC", "CAG", "TTA", "CTG"]), max_size=300).map(
     "".join
 )
@@ -440,20 +440,20 @@ RANDOM = st.builds(
 PIECE = st.one_of(ANY_CASE, CODON_TEXT, RANDOM)
 
 
-def number_of(word: str) -> int:
+def number_of(kmer: str) -> int:
     number = 0
-    for residue in word:
+    for residue in kmer:
         number = 20 * number + AMINO_ACIDS.index(residue)
     return number
 
 
-def owner_of(word: str) -> int:
-    """Return an owner for most words, by their letters."""
-    return sum(word.encode()) % 7
+def owner_of(kmer: str) -> int:
+    """Return an owner for most k-mers, by their letters."""
+    return sum(kmer.encode()) % 7
 
 
-def words_in(text: str) -> set[str]:
-    """Return all words that any frame of a text may spell in any code."""
+def kmers_in(text: str) -> set[str]:
+    """Return all k-mers that any frame of a text may spell in any code."""
     found = set()
     for code in map(GeneticCode.from_number, GENETIC_CODES):
         letters = code.meanings
@@ -463,12 +463,12 @@ def words_in(text: str) -> set[str]:
                 codons = (strand[i : i + 3] for i in range(frame, len(strand) - 2, 3))
                 protein = "".join(letters.get(codon, "*") for codon in codons)
                 found.update(protein[i : i + LENGTH] for i in range(len(protein) - LENGTH + 1))
-    return {word for word in found if "*" not in word}
+    return {kmer for kmer in found if "*" not in kmer}
 
 
-def table_of(texts: list[str]) -> WordTable:
-    words = sorted({word for text in texts for word in words_in(text) if owner_of(word)})
-    return word_table(
-        np.array([*map(number_of, words)], dtype=np.int64),
-        np.array([*map(owner_of, words)], dtype=np.uint8),
+def table_of(texts: list[str]) -> KmerClassTable:
+    kmers = sorted({kmer for text in texts for kmer in kmers_in(text) if owner_of(kmer)})
+    return kmer_class_table(
+        np.array([*map(number_of, kmers)], dtype=np.int64),
+        np.array([*map(owner_of, kmers)], dtype=np.uint8),
     )

@@ -55,7 +55,7 @@ from known_kmers import (
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from scorer_manifest import NAMELESS, Row
-from train_virus_groups import Viruses, families_of, owners_of
+from train_virus_groups import Viruses, classes_of, families_of
 
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.open_codes import Digits
@@ -168,7 +168,7 @@ def name_owners(
     rows = [viruses[number].row for number in chosen.tolist()]
     nothing = np.zeros(len(rows), dtype=np.int64)
     columns = Viruses([], rows, family[chosen], family[chosen], family[chosen], nothing)
-    chosen_owners, clusters = owners_of(columns)
+    chosen_owners, clusters = classes_of(columns)
     names = [*families_of(columns), *(f"cluster:{name}" for name in clusters)]
     n_nameless = CELLULAR - len(names)
     owner = np.zeros(len(viruses), dtype=np.int64)

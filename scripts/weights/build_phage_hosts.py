@@ -126,7 +126,7 @@ def write_hosts(out: Path, phages: Sequence[Phage], digest: str) -> None:
         "format": FORMAT,
         **SOURCES,
         "source": SOURCES["source"].partition("; changed")[0]
-        + "; changed: only the first words of the names of phages that agree in a taxon",
+        + "; changed: only the first k-mers of the names of phages that agree in a taxon",
         "source_sha256": digest,
         "hosts": find_hosts(phages),
     }

@@ -94,8 +94,8 @@ def plain(name: str) -> str:
     >>> plain("Human papillomavirus type 108")
     'human papillomavirus 108'
     """
-    words = re.sub(r"[\W_]+", " ", name.lower()).strip()
-    return REST_OF_TITLE.sub("", words).replace(" type ", " ")
+    kmers = re.sub(r"[\W_]+", " ", name.lower()).strip()
+    return REST_OF_TITLE.sub("", kmers).replace(" type ", " ")
 
 
 def common_part(lineages: Iterable[Lineage]) -> Lineage:
@@ -136,7 +136,7 @@ class Taxa:
     """The lineages of the VMR, by all that may identify a virus."""
 
     by_accession: dict[str, Lineage] = field(default_factory=dict)
-    by_name: dict[str, Lineage] = field(default_factory=dict)  # of a virus, or a phage's last word
+    by_name: dict[str, Lineage] = field(default_factory=dict)  # of a virus, or a phage's last k-mer
     by_genus: dict[str, Lineage] = field(default_factory=dict)
     by_family: dict[str, Lineage] = field(default_factory=dict)
 
@@ -175,18 +175,18 @@ class Taxa:
         return self._lineage_from_words(name) if is_unnamed else lineage
 
     def _lineage_from_words(self, name: str) -> Lineage:
-        """The lineage of the genus or family that is a word of the name of a virus.
+        """The lineage of the genus or family that is a k-mer of the name of a virus.
 
         >>> emara = ("Riboviria", "", "", "", "", "Fimoviridae", "Emaravirus")
         >>> taxa = Taxa(by_genus={"Emaravirus": emara})
         >>> taxa._lineage_from_words("high plains wheat mosaic emaravirus")[-1]
         'Emaravirus'
         """
-        for word in reversed(name.split()):
-            if not word.endswith("virus"):
+        for kmer in reversed(name.split()):
+            if not kmer.endswith("virus"):
                 continue
-            family = word.removesuffix("virus").title() + "viridae"
-            for lineage in (self.by_genus.get(word.title()), self.by_family.get(family)):
+            family = kmer.removesuffix("virus").title() + "viridae"
+            for lineage in (self.by_genus.get(kmer.title()), self.by_family.get(family)):
                 if lineage:
                     return lineage
         return NOTHING

@@ -35,7 +35,7 @@ RATE_OF_SEVERAL = 1
 RATE_OF_SHORT = 2 / 5
 RATE_OF_LONG = 1 / 6
 MIN_DISTINCT_RESIDUES = 6  # different ones in a k-mer
-WORDS = range(6)  # words of four residues in a k-mer, from its end
+WORDS = range(6)  # k-mers of four residues in a k-mer, from its end
 MIDDLE_WORD = 2
 REFERENCE = "reference"  # kind of the viruses of FASTA files
 SAME_SPECIES = 0.5  # share of the k-mers of the shorter genome
@@ -160,20 +160,20 @@ def invert_hashes(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def sampling_order(hashes: NDArray[np.uint64], kmers: NDArray[np.uint64]) -> FloatArray:
     """Numbers from 0 to 1 of sampled k-mers: those below a rate are in the index. (n,)
 
-    The k-mers whose middle word has the lowest rank, one in three, come first, since they overlap
+    The k-mers whose middle k-mer has the lowest rank, one in three, come first, since they overlap
     by six residues at most.
     """
-    ranks = [word_ranks(kmers, word) for word in WORDS]
-    others = [rank for word, rank in enumerate(ranks) if word != MIDDLE_WORD]
+    ranks = [word_ranks(kmers, kmer) for kmer in WORDS]
+    others = [rank for kmer, rank in enumerate(ranks) if kmer != MIDDLE_WORD]
     is_middle = ranks[MIDDLE_WORD] < np.minimum.reduce(others)
     shares = (hashes >> np.uint64(32)).astype(np.float64) / 2**32
     return np.where(is_middle, shares / 3, 1 / 3 + shares * 2 / 3)
 
 
-def word_ranks(kmers: NDArray[np.uint64], word: int) -> NDArray[np.uint32]:
-    """The ranks by which known.c compares the words of each k-mer. (n,)"""
-    words = (kmers >> np.uint64(5 * word)).astype(np.uint32) & np.uint32(2**20 - 1)
-    return (words * np.uint32(0x9E3779B1) + np.uint32(0x7F4A7C15)) >> np.uint32(16)
+def word_ranks(kmers: NDArray[np.uint64], kmer: int) -> NDArray[np.uint32]:
+    """The ranks by which known.c compares the k-mers of each k-mer. (n,)"""
+    kmers = (kmers >> np.uint64(5 * kmer)).astype(np.uint32) & np.uint32(2**20 - 1)
+    return (kmers * np.uint32(0x9E3779B1) + np.uint32(0x7F4A7C15)) >> np.uint32(16)
 
 
 def different_residues(kmers: NDArray[np.uint64]) -> IntArray:

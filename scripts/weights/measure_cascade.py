@@ -37,7 +37,7 @@ from virnucpro.models.names import TINY_MODEL
 from virnucpro.models.packing import use_device
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.training.labelled_data import LabelledRecord, read_data_manifest, read_records
-from virnucpro.viral.features import NO_WORDS
+from virnucpro.viral.features import NO_KMERS
 from virnucpro.viral.options import FALSE_POSITIVES
 
 COLUMNS = ("cells asked for", "cells embedded", "viruses embedded", "viruses called", "lost calls")
@@ -121,7 +121,7 @@ def measure(manifest: Path, n_bases: int, n_fragments: int) -> None:
     fold_of_group = group_folds(collection.records)
     folds = np.array([fold_of_group[record.group] for record in records])
     is_virus = np.array([record.is_virus for record in records])
-    figures = fragment_features(fragments.digits, NO_WORDS).astype(np.float64)
+    figures = fragment_features(fragments.digits, NO_KMERS).astype(np.float64)
     first = unseen_scores(figures, is_virus, folds)
     both = np.append(figures, vectors_of(fragments), axis=1)
     second = unseen_scores(both, is_virus, folds)

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from piece_nets import fit_piece_nets
 from sampling import Collection, collect, draw
 from scorer_folds import fragment_log_odds, group_folds
+from scorer_kmers import count_kmer_groups
 from scorer_split import read_parts
-from scorer_words import count_words
 from train_embedded_scorer import (
     APART,
     FITTING,
@@ -113,7 +113,7 @@ class Records:
         collection = self.collection.where(chosen)
         fold = self.fold[chosen]
         is_counted = np.array([record.kingdom != GENES for record in collection.records])
-        counts = count_words(collection.where(is_counted), fold[is_counted])
+        counts = count_kmer_groups(collection.where(is_counted), fold[is_counted])
         return Data(collection, fold, counts)
 
     def part(self, fit: Fit) -> NDArray[np.bool_]:
@@ -130,7 +130,7 @@ def fit_size(course: Course, fit: Fit) -> PieceNetworks:
     draws = [lessons(course, bases, n_fragments, WITH_GENES, fit.seed)]
     n_own = int(SHARE_OF_PROKARYOTES * n_fragments)
     own = lessons(course, bases, n_own, PROKARYOTE_DRAWING, fit.seed)
-    return fit_piece_nets(bases, draws, course.words.table, FITTING, own)
+    return fit_piece_nets(bases, draws, course.kmers.table, FITTING, own)
 
 
 def score(records: Records, fit: Fit, nets: PieceNetworks, folder: Path) -> dict[str, FloatArray]:

@@ -20,18 +20,18 @@ from virnucpro.core.numeric import FloatArray, IntArray
 from virnucpro.viral.features import (
     CLIP,
     FIGURES,
+    N_KMER_FEATURES,
     N_LAYOUT,
     N_PALINDROMES,
-    N_WORD_FIGURES,
     RATIOS,
     Features,
-    WordTable,
+    KmerClassTable,
 )
 from virnucpro.viral.networks import ALL, VIEWS, NetworkStack, PieceNetworks
 
 _ROWS_AT_ONCE = 20_000
 NO_FEATURES = range(0)
-FIGURES_AND_WORDS = range(FIGURES.start - N_PALINDROMES, FIGURES.stop + N_WORD_FIGURES)
+FIGURES_AND_WORDS = range(FIGURES.start - N_PALINDROMES, FIGURES.stop + N_KMER_FEATURES)
 FIGURES_WORDS_AND_LAYOUT = range(FIGURES_AND_WORDS.start, FIGURES_AND_WORDS.stop + N_LAYOUT)
 
 
@@ -87,14 +87,14 @@ class Range:
 def fit_piece_nets(
     bases: Range,
     lessons: Sequence[Lessons],
-    words: WordTable,
+    kmers: KmerClassTable,
     fitting: Fitting,
     prokaryote_lessons: Lessons | None = None,
 ) -> PieceNetworks:
     """Fit a net of each view to each of several draws of fragments. The index is the seed.
 
     Another net of ratios is fitted to ``prokaryote_lessons``, if they are given. Features are
-    standardised by the first draw. ``words`` is the table for later use.
+    standardised by the first draw. ``k-mers`` is the table for later use.
     """
     mean, deviation = _spread(lessons[0].features)
     views = {view: columns for view, columns in VIEWS.items() if view != ALL}
@@ -113,7 +113,7 @@ def fit_piece_nets(
         net = _fit(inputs, RATIOS, prokaryote_lessons.without_kinds, 0, fitting)
         prokaryotic = tuple(_stacked([net])), 1
     nets = rounded(mean, deviation, stacks, prokaryotic)
-    return PieceNetworks(bases.size, bases.shortest, bases.longest, bases.part, words, nets)
+    return PieceNetworks(bases.size, bases.shortest, bases.longest, bases.part, kmers, nets)
 
 
 def fit_nets(lessons: Lessons, seed: int, fitting: Fitting) -> NetworkStack:

@@ -14,7 +14,7 @@ from virnucpro.viral.features import (
     N_CODONS,
     N_FEATURES,
     Features,
-    WordTable,
+    KmerClassTable,
     layout_features,
     library_input,
 )
@@ -23,30 +23,32 @@ from virnucpro.viral.windows import Windows
 _PIECES_AT_ONCE = 512
 
 
-def piece_features(pieces: Windows, words: WordTable, code: GeneticCode = STANDARD) -> Features:
+def piece_features(
+    pieces: Windows, kmers: KmerClassTable, code: GeneticCode = STANDARD
+) -> Features:
     """The features of each piece. n -> (n, 1229)
 
     A codon with a non-standard residue counts as a standard codon for that residue.
     """
-    return read_pieces(pieces, words, code)[0]
+    return read_pieces(pieces, kmers, code)[0]
 
 
 def read_pieces(
-    pieces: Windows, words: WordTable, code: GeneticCode = STANDARD
+    pieces: Windows, kmers: KmerClassTable, code: GeneticCode = STANDARD
 ) -> tuple[Features, BoolArray]:
     """The features of each piece, and whether it has no known base. n -> (n, 1229), (n,)"""
     features = np.empty((len(pieces), N_FEATURES), dtype=np.float32)
     is_blank = np.empty(len(pieces), dtype=np.uint8)
-    call("piece_features", *library_input(pieces, words, code), features, is_blank)
+    call("piece_features", *library_input(pieces, kmers, code), features, is_blank)
     return features, is_blank.astype(np.bool_)
 
 
-def fragment_features(digits: Digits, words: WordTable) -> Features:
+def fragment_features(digits: Digits, kmers: KmerClassTable) -> Features:
     """The features of fragments as single pieces. (n, n_bases) -> (n, 1229)"""
-    return np.concatenate(list(_feature_blocks(digits, words)))
+    return np.concatenate(list(_feature_blocks(digits, kmers)))
 
 
-def whole_features(digits: Digits, words: WordTable, part: int) -> Features:
+def whole_features(digits: Digits, kmers: KmerClassTable, part: int) -> Features:
     """The features of fragments that are read in parts of ``part`` bases. -> (n, 1241)
 
     All bases must be known, and ``part`` must divide the length: otherwise ``score`` reads other
@@ -54,15 +56,15 @@ def whole_features(digits: Digits, words: WordTable, part: int) -> Features:
     """
     n, n_bases = digits.shape
     parts = digits[:, : n_bases // part * part].reshape(-1, part)
-    part_features = fragment_features(parts, words).reshape(n, -1, N_FEATURES)
+    part_features = fragment_features(parts, kmers).reshape(n, -1, N_FEATURES)
     blocks = np.split(digits, range(_PIECES_AT_ONCE, n, _PIECES_AT_ONCE))
     layouts = [layout_features(_as_pieces(block)) for block in blocks]
     return with_layout(part_features.mean(axis=1, dtype=np.float64), np.concatenate(layouts))
 
 
-def _feature_blocks(digits: Digits, words: WordTable) -> Iterator[Features]:
+def _feature_blocks(digits: Digits, kmers: KmerClassTable) -> Iterator[Features]:
     for first in range(0, len(digits), _PIECES_AT_ONCE):
-        yield piece_features(_as_pieces(digits[first : first + _PIECES_AT_ONCE]), words)
+        yield piece_features(_as_pieces(digits[first : first + _PIECES_AT_ONCE]), kmers)
 
 
 def _as_pieces(digits: Digits) -> Windows:

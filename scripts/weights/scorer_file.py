@@ -32,8 +32,8 @@ from virnucpro.viral.networks import (
 def save_scorer(path: Path, scorer: Scorer) -> None:
     """Write a scorer without the hash of its file. The same scorer gives the same bytes."""
     tensors: dict[str, NDArray[Any]] = {
-        "words.buckets": scorer.pieces[0].words.bucket_sizes,
-        "words.entries": scorer.pieces[0].words.entries,
+        "words.buckets": scorer.pieces[0].kmers.bucket_sizes,
+        "words.entries": scorer.pieces[0].kmers.entries,
     }
     for nets in scorer.pieces:
         tensors |= _tensors(str(nets.size), nets.nets, _views(nets))

@@ -8,8 +8,8 @@
         scripts/weights/scorer_split.tsv scorer.safetensors train validation test locked
 
 The scorer is trained on the groups of the named parts and on genes of archaea, which nets of short
-pieces alone read; their words are not counted. Folds over the same groups, left out two at a time,
-give its calibration and its error rates by kingdom. The words for a fragment's features are always
+pieces alone read; their k-mers are not counted. Folds over the same groups, left out two at a time,
+give its calibration and its error rates by kingdom. The k-mers for a fragment's features are always
 counted without its fold. For each two folds, a scorer without them is written to scorer_folds/, for
 measurements on groups that the scorer itself has seen. Fits that are there already are not
 repeated. Seeds are fixed: on the same machine, the same data makes the same file. The nets of
@@ -68,7 +68,7 @@ from scorer_folds import (
     margin_of,
     with_kinds,
 )
-from scorer_words import WordCounts, Words, count_words
+from scorer_kmers import KmerGroupCounts, KmersByFold, count_kmer_groups
 
 from virnucpro.core.numeric import FloatArray, IntArray, sigmoid
 from virnucpro.training.evaluation.calibration import fit_error_rates
@@ -216,20 +216,20 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Course:
-    """The data for fitting nets: records, their folds, and words counted only in them."""
+    """The data for fitting nets: records, their folds, and k-mers counted only in them."""
 
     collection: Collection
     fold_of_record: IntArray
-    words: Words
+    kmers: KmersByFold
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Data:
-    """The records for a scorer, genes last, with their folds, and the words of all but genes."""
+    """The records for a scorer, genes last, with their folds, and the k-mers of all but genes."""
 
     collection: Collection
     fold_of_record: IntArray
-    counts: WordCounts
+    counts: KmerGroupCounts
 
     @classmethod
     def read(
@@ -246,14 +246,14 @@ class Data:
         fold_of_group = group_folds(collection.records) | apart
         fold = np.array([fold_of_group[record.group] for record in collection.records])
         is_counted = np.array([record.kingdom != GENES for record in collection.records])
-        counts = count_words(collection.where(is_counted), fold[is_counted])
+        counts = count_kmer_groups(collection.where(is_counted), fold[is_counted])
         return cls(collection, fold, counts)
 
     def without(self, folds: Container[int]) -> Course:
         """The records of the other folds; with none left out, all."""
         is_inside = np.array([fold not in folds for fold in self.fold_of_record.tolist()])
-        words = Words.of(self.counts, folds)
-        return Course(self.collection.where(is_inside), self.fold_of_record[is_inside], words)
+        kmers = KmersByFold.of(self.counts, folds)
+        return Course(self.collection.where(is_inside), self.fold_of_record[is_inside], kmers)
 
 
 def lessons(course: Course, bases: Range, n_fragments: int, drawing: Drawing, seed: int) -> Lessons:
@@ -266,7 +266,7 @@ def lessons(course: Course, bases: Range, n_fragments: int, drawing: Drawing, se
     kind = np.array([KINDS.index(KIND_OF.get(kingdom, kingdom)) for kingdom in kingdoms])
     is_virus = kind < N_VIRAL
     read = partial(whole_features, part=bases.part) if bases.part else fragment_features
-    features = course.words.features(fragments, course.fold_of_record, read)
+    features = course.kmers.features(fragments, course.fold_of_record, read)
     gc = features[:, GC].astype(np.float64)
     weights = gc_matched_weights(gc, is_virus) ** drawing.gc_power
     cells = fragments.digits[~is_virus]
@@ -278,7 +278,7 @@ def lessons(course: Course, bases: Range, n_fragments: int, drawing: Drawing, se
         ]
     )
     return Lessons(
-        np.concatenate([features, read(invented, course.words.table)]),
+        np.concatenate([features, read(invented, course.kmers.table)]),
         np.append(kind, np.full(len(invented), len(KINDS))),  # a kind of their own
         np.append(weights, np.full(len(invented), MADE_WEIGHT)),
         N_VIRAL,
@@ -297,7 +297,7 @@ def fit_range(course: Course, bases: Range, share: float) -> PieceNetworks:
     draws = [lessons(course, bases, n_fragments, drawing, seed=0)]
     n_own = int(SHARE_OF_PROKARYOTES * n_fragments)
     own = None if bases.part else lessons(course, bases, n_own, PROKARYOTE_DRAWING, seed=0)
-    return fit_piece_nets(bases, draws, course.words.table, fitting, own)
+    return fit_piece_nets(bases, draws, course.kmers.table, fitting, own)
 
 
 def fit_once(data: Data, left_out: tuple[int, ...], file: Path) -> tuple[PieceNetworks, ...]:

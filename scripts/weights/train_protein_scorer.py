@@ -7,7 +7,7 @@
 Run it after ``train_embedded_scorer.py``, with the manifest of the scorer's training. It adds the
 nets for proteins to the scorer's file, or replaces older ones. All else in the file stays the same.
 
-Half of the samples are whole proteins, and half are fragments of 50 to 600 residues. The words and
+Half of the samples are whole proteins, and half are fragments of 50 to 600 residues. The k-mers and
 patterns for a protein's features are counted without its fold. Calibration and error rates come
 from nets that were fitted without the fold of the protein. Seeds are fixed.
 
@@ -31,7 +31,7 @@ from piece_nets import Fitting, Lessons, fit_nets
 from sampling import collect
 from scorer_file import save_scorer
 from scorer_folds import N_FOLDS, fit_knot, group_folds
-from scorer_words import WordCounts, count_words
+from scorer_kmers import KmerGroupCounts, count_kmer_groups
 from train_embedded_scorer import KIND_OF, KINDS, N_VIRAL, SHARES
 
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray, sigmoid
@@ -188,10 +188,10 @@ def draw(library: Library, n: int, rng: np.random.Generator) -> Library:
 
 
 class Counted:
-    """Counts of words and patterns in all folds, for tables without some folds."""
+    """Counts of k-mers and patterns in all folds, for tables without some folds."""
 
-    def __init__(self, library: Library, words: WordCounts) -> None:
-        self._words = words
+    def __init__(self, library: Library, kmers: KmerGroupCounts) -> None:
+        self._words = kmers
         self._counts = [count_pattern(library, pattern) for pattern in PATTERNS]
         chances = np.repeat(library.chances(by_residue=True) / library.length, library.length)
         is_known = library.residues < NO_RESIDUE
@@ -216,9 +216,9 @@ class Counted:
 
     def shared_without(self, fold: int) -> Callable[[Proteins], Features]:
         """Make a function that computes k-mer features from counts without this fold."""
-        words = self._words.table({fold})
+        kmers = self._words.table({fold})
         ratios = self.ratios({fold})
-        return lambda proteins: kmer_features(proteins, words, ratios)
+        return lambda proteins: kmer_features(proteins, kmers, ratios)
 
 
 def occurrences(proteins: Proteins, places: Sequence[int]) -> tuple[IntArray, IntArray]:
@@ -356,17 +356,17 @@ def train(manifest: Path, proteins: Path, split: Path, scorer_file: Path) -> Non
     fold_of_group = group_folds(collection.records)
     fold_of_record = np.array([fold_of_group[record.group] for record in collection.records])
     library = read_library(proteins, split, fold_of_group)
-    counted = Counted(library, count_words(collection, fold_of_record))
+    counted = Counted(library, count_kmer_groups(collection, fold_of_record))
     course = Course.of(library, counted)
     for seed in SEEDS:
         look(course, "validation", ("train",), ("validation",), seed)
     look(course, "held out", ("train", "validation"), ("test", "locked"), 0)
     fitted = course.fit(np.ones(len(course.fragments), dtype=np.bool_))
     knots, rates = calibrate_folds(course)
-    words = scorer.pieces[0].words
+    kmers = scorer.pieces[0].kmers
     training = f"{len(library):,} proteins of {len(np.unique(library.group)):,} groups"
     nets = ProteinNetworks(
-        words,
+        kmers,
         counted.ratios(()),
         fitted,
         knots,

@@ -28,7 +28,7 @@ from scorer_manifest import NAMELESS, Groups, Row, kingdom_of, names_of, read_ro
 from virnucpro.core.numeric import FloatArray, IntArray
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.open_codes import Digits, encode
-from virnucpro.viral.features import CLIP, NO_WORDS
+from virnucpro.viral.features import CLIP, NO_KMERS
 from virnucpro.viral.taxonomy import (
     FORMAT,
     GROUP_FEATURES,
@@ -154,8 +154,8 @@ def _name_of_cluster(rows: Sequence[Row]) -> str:
     return next((match[0] for match in accessions if match), "")
 
 
-def owners_of(viruses: Viruses) -> tuple[IntArray, tuple[str, ...]]:
-    """The owner of the words of each virus, and the names of the clusters. (n,)"""
+def classes_of(viruses: Viruses) -> tuple[IntArray, tuple[str, ...]]:
+    """The owner of the k-mers of each virus, and the names of the clusters. (n,)"""
     families = families_of(viruses)
     clusters = names_of_clusters(viruses)
     is_of_cluster = (viruses.family == "") & (clusters != "")
@@ -197,7 +197,7 @@ def draw_lessons(viruses: Viruses) -> Lessons:
         is_reverse = rng.random(n) < 0.5
         digits[is_reverse] = opposite_strand(digits[is_reverse])
         size = min(n_bases, GROUP_PIECE_BASES)
-        features = fragment_features(digits.reshape(-1, size), NO_WORDS)[:, GROUP_FEATURES]
+        features = fragment_features(digits.reshape(-1, size), NO_KMERS)[:, GROUP_FEATURES]
         mean = features.reshape(n, n_bases // size, -1).mean(axis=1, dtype=np.float64)
         blocks.append((mean.astype(np.float32), viruses.kind[virus], virus, np.full(n, n_bases)))
     columns = (np.concatenate(column) for column in zip(*blocks, strict=True))

@@ -25,7 +25,7 @@ from scorer_folds import (
     margin_of,
     with_kinds,
 )
-from scorer_words import Words, count_words, is_in_sample, owners_of
+from scorer_kmers import KmersByFold, classes_of, count_kmer_groups, is_in_sample
 from train_embedded_scorer import GENES, MATCHED, WITH_GENES, Data, records_of
 
 from virnucpro.sequences.open_codes import Digits, encode
@@ -35,8 +35,8 @@ from virnucpro.viral.features import (
     GC,
     N_FEATURES,
     N_FIGURES,
-    N_WORD_FIGURES,
-    NO_WORDS,
+    N_KMER_FEATURES,
+    NO_KMERS,
     KmerClass,
 )
 from virnucpro.viral.networks import (
@@ -122,7 +122,7 @@ def test_labels_weigh_the_same_at_every_gc() -> None:
         assert by_label[0] == pytest.approx(by_label[1])
 
 
-# Words
+# K-mers
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def relatives() -> Collection:
 
 def test_words_have_owners_or_samples(relatives: Collection) -> None:
     folds = np.array([0, 1, 2, 3, 4, 4])
-    counts = count_words(relatives, folds)
+    counts = count_kmer_groups(relatives, folds)
     is_shared = counts.n_groups.sum(axis=(1, 2)) == 4
     shared = counts.numbers[is_shared]
     alone = counts.numbers[~is_shared]
@@ -151,15 +151,15 @@ def test_words_have_owners_or_samples(relatives: Collection) -> None:
         (1, 2): KmerClass.VIRAL,
     }
     for left_out, owner in owners.items():
-        assert (owners_of(counts.table(left_out), shared) == owner).all()
+        assert (classes_of(counts.table(left_out), shared) == owner).all()
     for left_out, owner in {
         (0, 1, 2): KmerClass.ONE_VIRAL,
         (0, 1, 3): KmerClass.ONE_CELLULAR,
     }.items():
-        found = owners_of(counts.table(left_out), shared)
+        found = classes_of(counts.table(left_out), shared)
         np.testing.assert_array_equal(found, np.where(in_sample, owner, 0))
     assert len(counts.table({0, 1, 2, 3})) == len(alone)
-    assert set(owners_of(counts.table(), alone)) == {KmerClass.ONE_VIRAL, KmerClass.ONE_CELLULAR}
+    assert set(classes_of(counts.table(), alone)) == {KmerClass.ONE_VIRAL, KmerClass.ONE_CELLULAR}
     assert is_in_sample(alone).all()
 
 
@@ -172,9 +172,9 @@ def test_fragment_is_read_by_other_folds(
     folds = np.array([0, 0, 1, 1])
     is_shared = np.isin(fragments.record, [0, 1])
     first = GC + N_FIGURES
-    apart = Words.of(count_words(both, folds)).features(fragments, folds)
-    assert not apart[:, first : first + N_WORD_FIGURES].any()  # all that share them are in a fold
-    seen = fragment_features(fragments.digits, count_words(both, folds).table())
+    apart = KmersByFold.of(count_kmer_groups(both, folds)).features(fragments, folds)
+    assert not apart[:, first : first + N_KMER_FEATURES].any()  # all that share them are in a fold
+    seen = fragment_features(fragments.digits, count_kmer_groups(both, folds).table())
     np.testing.assert_array_equal(seen[:, first] > 0, is_shared)
     assert is_shared.any()
 
@@ -204,7 +204,7 @@ def test_genes_move_no_fold(
     folds = np.array([fold_of_group[record.group] for record in alone.records])
     np.testing.assert_array_equal(data.fold_of_record[: len(folds)], folds)
     assert set(data.fold_of_record[len(folds) :].tolist()) == set(range(N_FOLDS))
-    counts = count_words(alone, folds)
+    counts = count_kmer_groups(alone, folds)
     np.testing.assert_array_equal(data.counts.numbers, counts.numbers)
     np.testing.assert_array_equal(data.counts.n_groups, counts.n_groups)
     assert len(counts.numbers)
@@ -260,9 +260,9 @@ def test_nets_learn_several_kinds() -> None:
     codons = ("GCA", "AAC", "CTG", "TTC")  # the first two are viruses'
     kinds = np.repeat(np.arange(4), 200)
     digits = np.concatenate([biased(200, codon, rng) for codon in codons])
-    lessons = Lessons(fragment_features(digits, NO_WORDS), kinds, np.ones(800), 2, 4)
+    lessons = Lessons(fragment_features(digits, NO_KMERS), kinds, np.ones(800), 2, 4)
     fitting = Fitting(batch=50, epochs=4)
-    nets = fit_piece_nets(Range(150, 150), [lessons, lessons], NO_WORDS, fitting)
+    nets = fit_piece_nets(Range(150, 150), [lessons, lessons], NO_KMERS, fitting)
     assert nets.nets.centre.shape == (N_FEATURES,)
     held_out = np.concatenate([biased(50, codon, rng) for codon in codons])
     log_odds = fragment_log_odds(held_out, [nets])
@@ -280,14 +280,14 @@ def test_prokaryote_net_moves_similar_records(
     codons = ("GCA", "AAC", "CTG", "TTC")  # phages, other viruses, bacteria, other cells
     kinds = np.repeat(np.arange(4), 200)
     features = fragment_features(
-        np.concatenate([biased(200, codon, rng) for codon in codons]), NO_WORDS
+        np.concatenate([biased(200, codon, rng) for codon in codons]), NO_KMERS
     )
     lessons = Lessons(features, kinds, np.ones(800), 2, 4)
     opposite = replace(lessons, kind=(kinds + 2) % 4)
     fitting = Fitting(batch=50, epochs=8)
     bases = Range(150, 150)
-    with_it = fit_piece_nets(bases, [lessons], NO_WORDS, fitting, opposite)
-    usual = fit_piece_nets(bases, [lessons], NO_WORDS, fitting)
+    with_it = fit_piece_nets(bases, [lessons], NO_KMERS, fitting, opposite)
+    usual = fit_piece_nets(bases, [lessons], NO_KMERS, fitting)
     held_out = np.concatenate([biased(50, codon, rng) for codon in codons])
     moved = fragment_log_odds(held_out, [with_it]) - fragment_log_odds(held_out, [usual])
     phages, viruses, bacteria, cells = np.median(moved.reshape(4, 50), axis=1)
@@ -306,7 +306,7 @@ def test_dropout_spares_named_features() -> None:
     kinds = (features[:, GC] <= 0).astype(np.int64)
     lessons = Lessons(features, kinds, np.ones(400), 1, 2)
     fitting = Fitting(input_dropout=1.0, spared=range(GC, GC + 1), batch=50, epochs=20)
-    nets = fit_piece_nets(Range(150, 150), [lessons], NO_WORDS, fitting)
+    nets = fit_piece_nets(Range(150, 150), [lessons], NO_KMERS, fitting)
     others = rng.normal(size=(200, N_FEATURES)).astype(np.float32)
     others[:, :GC] = others[:, GC + 1 :] = 0  # the net's first weights for these are still there
     assert ((nets.nets.log_odds(others) > 0) == (others[:, GC] > 0)).mean() > 0.9
@@ -456,7 +456,7 @@ def test_thresholds_above_their_rate_are_refused() -> None:
 
 
 def make_scorer(*rates: ErrorRates) -> Scorer:
-    nets = fit_piece_nets(Range(150, 150), [coin_lessons()], NO_WORDS, Fitting(batch=50, epochs=1))
+    nets = fit_piece_nets(Range(150, 150), [coin_lessons()], NO_KMERS, Fitting(batch=50, epochs=1))
     knot = Knot(150, 1.0, 0.0)
     kingdoms = Kingdom("first", (0,), rates), Kingdom("second", (1,), rates[1:])
     return Scorer((nets,), nets, knot, (knot,), "coins", rates, kingdoms)

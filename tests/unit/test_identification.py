@@ -25,7 +25,7 @@ from virnucpro.results.report.virus_rows import count_groups, find_records
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.open_codes import encode
-from virnucpro.viral.features import NO_WORDS
+from virnucpro.viral.features import NO_KMERS
 from virnucpro.viral.identification import identify_viruses
 from virnucpro.viral.known import NodeHits, Nodes
 from virnucpro.viral.lineage import (
@@ -178,7 +178,7 @@ def test_group_features_are_piece_means():
     sequences = [random_dna(2_000, rng), "N" * 1_000 + random_dna(1_000, rng), "N" * 700]
     piece_rows = piece_features(
         Windows(encode("".join(sequences)), np.array([0, 1_000, 3_000]), np.array([1_000] * 3)),
-        NO_WORDS,
+        NO_KMERS,
     )[:, GROUP_FEATURES]
     expected = [piece_rows[:2].mean(axis=0, dtype=np.float64), piece_rows[2], [np.nan] * 1095]
     found = group_features(Windows.from_sequences(sequences))

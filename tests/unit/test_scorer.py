@@ -19,6 +19,7 @@ from rounding import Fitted, FittedLayer, rounded
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from scorer_file import save_scorer
+from scorer_kmers import classes_of, is_in_sample, kmer_class_table
 from scorer_reference import (
     frames_of,
     kept_in_order,
@@ -26,7 +27,6 @@ from scorer_reference import (
     letters_of,
     log_odds_in_whole_numbers,
 )
-from scorer_words import is_in_sample, owners_of, word_table
 
 from virnucpro.core import native as library
 from virnucpro.core.errors import UnavailableError
@@ -41,15 +41,15 @@ from virnucpro.viral.features import (
     N_FEATURES,
     N_FIGURES,
     N_JUNCTIONS,
+    N_KMER_FEATURES,
     N_LAYOUT,
     N_PALINDROMES,
-    N_WORD_FIGURES,
-    NO_WORDS,
+    NO_KMERS,
     RARITY,
     RATIOS,
     SHARES,
     KmerClass,
-    WordTable,
+    KmerClassTable,
     layout_features,
 )
 from virnucpro.viral.networks import (
@@ -77,7 +77,7 @@ from virnucpro.viral.windows import Windows
 GOLDEN = Path(__file__).parents[1] / "golden" / "scorer"
 JUNCTION_COLUMNS = range(2 * N_CODONS, 2 * N_CODONS + N_JUNCTIONS)
 PALINDROME_COLUMNS = range(GC - N_PALINDROMES, GC)
-WORD_COLUMNS = range(GC + N_FIGURES, GC + N_FIGURES + N_WORD_FIGURES)
+WORD_COLUMNS = range(GC + N_FIGURES, GC + N_FIGURES + N_KMER_FEATURES)
 
 
 def random_sequence(n_bases: int, seed: int) -> str:
@@ -107,7 +107,7 @@ def random_pieces(
     }
     mean = rng.normal(0, 0.1, n_features).astype(np.float32)
     deviation = np.ones(n_features, np.float32)
-    return PieceNetworks(size, shortest, longest, part, NO_WORDS, rounded(mean, deviation, stacks))
+    return PieceNetworks(size, shortest, longest, part, NO_KMERS, rounded(mean, deviation, stacks))
 
 
 RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,), (0.0,)),)
@@ -172,7 +172,7 @@ def test_features_equal_an_independent_program() -> None:
     with np.load(GOLDEN / "features.npz") as stored:
         expected = stored["features"]
     found = piece_features(
-        Windows.from_sequences([record.sequence for record in records]), NO_WORDS
+        Windows.from_sequences([record.sequence for record in records]), NO_KMERS
     )
     assert found.dtype == np.float32
     # that program counts none of these
@@ -199,16 +199,16 @@ def test_word_table_names_only_its_words() -> None:
     rng = np.random.default_rng(9)
     numbers = np.unique(rng.integers(20**LENGTH, size=5000))
     owners = rng.integers(1, 7, size=len(numbers)).astype(np.uint8)
-    table = word_table(numbers[::2], owners[::2])
+    table = kmer_class_table(numbers[::2], owners[::2])
     expected = owners.copy()
     expected[1::2] = 0
-    np.testing.assert_array_equal(owners_of(table, numbers), expected)
-    assert not owners_of(NO_WORDS, numbers).any()
+    np.testing.assert_array_equal(classes_of(table, numbers), expected)
+    assert not classes_of(NO_KMERS, numbers).any()
 
 
 def test_sampled_words_are_in_their_own_buckets() -> None:
     numbers = np.unique(np.random.default_rng(10).integers(20**LENGTH, size=8000))
-    table = word_table(numbers, np.full(len(numbers), KmerClass.VIRAL, np.uint8))
+    table = kmer_class_table(numbers, np.full(len(numbers), KmerClass.VIRAL, np.uint8))
     n_in_sample = int(is_in_sample(numbers).sum())
     assert table.bucket_sizes[N_BUCKETS // 2 :].sum() == n_in_sample
     # standard deviation sqrt(8000 * 7 / 64) = 30; four of them
@@ -218,18 +218,18 @@ def test_sampled_words_are_in_their_own_buckets() -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: WordTable(np.zeros(3, np.uint8), np.zeros(0, np.uint16)), "buckets"),
-        (lambda: WordTable(np.zeros(N_BUCKETS, np.uint8), np.zeros(1, np.uint16)), "buckets"),
-        (lambda: WordTable(np.ones(N_BUCKETS, np.uint8), np.zeros(0, np.uint16)), "buckets"),
-        (lambda: word_table(np.array([1]), np.array([0], np.uint8)), "unknown owners"),
-        (lambda: word_table(np.array([1]), np.array([7], np.uint8)), "unknown owners"),
+        (lambda: KmerClassTable(np.zeros(3, np.uint8), np.zeros(0, np.uint16)), "buckets"),
+        (lambda: KmerClassTable(np.zeros(N_BUCKETS, np.uint8), np.zeros(1, np.uint16)), "buckets"),
+        (lambda: KmerClassTable(np.ones(N_BUCKETS, np.uint8), np.zeros(0, np.uint16)), "buckets"),
+        (lambda: kmer_class_table(np.array([1]), np.array([0], np.uint8)), "unknown classes"),
+        (lambda: kmer_class_table(np.array([1]), np.array([7], np.uint8)), "unknown classes"),
         (
-            lambda: word_table(np.full(256, 7), np.full(256, KmerClass.VIRAL, np.uint8)),
-            "256 words in one",
+            lambda: kmer_class_table(np.full(256, 7), np.full(256, KmerClass.VIRAL, np.uint8)),
+            "256 k-mers in one",
         ),
     ],
 )
-def test_senseless_word_table_is_refused(make: Callable[[], WordTable], why: str) -> None:
+def test_senseless_word_table_is_refused(make: Callable[[], KmerClassTable], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         make()
 
@@ -262,7 +262,7 @@ def test_record_score_is_a_calibrated_mean(scorer: Scorer) -> None:
     sequence = random_sequence(249, 3)  # pieces of 100, which overlap
     long = scorer.pieces[1]
     pieces = [sequence[:100], sequence[75:174], sequence[149:]]
-    piece_scores = long.nets.log_odds(piece_features(Windows.from_sequences(pieces), NO_WORDS))
+    piece_scores = long.nets.log_odds(piece_features(Windows.from_sequences(pieces), NO_KMERS))
     expected = calibrate(scorer.knots, np.array([piece_scores.mean()]), np.array([249]))
     assert next(score_sequences([sequence], scorer)) == pytest.approx(expected[0], abs=1e-12)
 
@@ -290,7 +290,7 @@ def test_parts_of_long_records_count_one_third(
     complete_scores = []
     for start, starts in parts_of_wholes.items():
         parts = Windows.from_sequences([sequence[i : i + 100] for i in starts])
-        means = piece_features(parts, NO_WORDS).mean(axis=0, dtype=np.float64)
+        means = piece_features(parts, NO_KMERS).mean(axis=0, dtype=np.float64)
         whole = Windows.from_sequences([sequence[start : start + nets.size]])
         complete_scores.append(
             nets.nets.log_odds(with_layout(means[None], layout_features(whole)))[0]
@@ -484,8 +484,8 @@ def test_package_nets_fit_their_features() -> None:
     for one in (scorer, proteins):
         lengths += [[at.n_bases for at in one.knots], [at.n_bases for at in one.error_rates]]
     assert all(some and some == sorted(set(some)) for some in lengths)
-    assert not len(scorer.windows.words)
-    assert {id(nets.words) for nets in (*scorer.pieces, proteins)} == {id(proteins.words)}
+    assert not len(scorer.windows.kmers)
+    assert {id(nets.kmers) for nets in (*scorer.pieces, proteins)} == {id(proteins.kmers)}
     wholes = [nets for nets in scorer.pieces if nets.part]
     assert all(whole.part in lengths[0] for whole in wholes)
     assert [whole.longest for whole in wholes] == [*(w.shortest for w in wholes[1:]), None]

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from piece_nets import Fitting, Lessons, fit_nets
 from scorer_file import save_scorer
-from scorer_words import word_table, words_in
+from scorer_kmers import kmer_class_table, kmers_in
 from train_protein_scorer import n_numbers, occurrences
 
 from virnucpro.core.recipe import Recipe
@@ -23,9 +23,9 @@ from virnucpro.viral.calling import call_scored, score_records
 from virnucpro.viral.features import (
     AMINO_ACIDS,
     LENGTH,
-    N_WORD_FIGURES,
+    N_KMER_FEATURES,
+    NO_KMERS,
     NO_RESIDUE,
-    NO_WORDS,
     KmerClass,
 )
 from virnucpro.viral.networks import OWN_SCORER, ProteinNetworks, Scorer, load_scorer
@@ -123,23 +123,23 @@ def test_pattern_log_ratios_are_averaged() -> None:
     numbers = occurrences(proteins, PATTERNS[0])[1]
     ratios[numbers[0]], ratios[numbers[1]] = 64, -32  # ACD, CDE
     others = [np.zeros(n_numbers(pattern), dtype=np.int8) for pattern in PATTERNS[1:]]
-    figures = kmer_features(proteins, NO_WORDS, [ratios, *others]) / RATIO_STEP
-    figures = figures[:, N_WORD_FIGURES : N_WORD_FIGURES + 3]
+    figures = kmer_features(proteins, NO_KMERS, [ratios, *others]) / RATIO_STEP
+    figures = figures[:, N_KMER_FEATURES : N_KMER_FEATURES + 3]
     assert figures[0].tolist() == pytest.approx([16, 32, ((64**2 + 32**2) / 2) ** 0.5])
     assert figures[1].tolist() == pytest.approx([32, 32, (64**2 / 2) ** 0.5])
     assert figures[2].tolist() == [0, 0, 0]
 
 
 def test_viral_word_is_found_anywhere() -> None:
-    word = random_protein(LENGTH, 1)
+    kmer = random_protein(LENGTH, 1)
     proteins = Proteins.from_sequences(
-        [random_protein(40, 2) + word + random_protein(11, 3), word[:-1] * 4]
+        [random_protein(40, 2) + kmer + random_protein(11, 3), kmer[:-1] * 4]
     )
-    lone = encode_protein(word)
-    numbers = words_in(lone, np.zeros(LENGTH, dtype=np.int64))[1]
-    table = word_table(numbers, np.array([KmerClass.VIRAL], dtype=np.uint8))
+    lone = encode_protein(kmer)
+    numbers = kmers_in(lone, np.zeros(LENGTH, dtype=np.int64))[1]
+    table = kmer_class_table(numbers, np.array([KmerClass.VIRAL], dtype=np.uint8))
     no_ratios = [np.zeros(n_numbers(pattern), dtype=np.int8) for pattern in PATTERNS]
-    figures = kmer_features(proteins, table, no_ratios)[:, :N_WORD_FIGURES]
+    figures = kmer_features(proteins, table, no_ratios)[:, :N_KMER_FEATURES]
     assert figures[0, KmerClass.VIRAL - 1] == pytest.approx((1 / 52) ** 0.5)
     assert not figures[0, KmerClass.VIRAL :].any() and not figures[1].any()
 
@@ -174,9 +174,9 @@ def test_protein_windows_equal_plain_python(texts: list[str]) -> None:
 def test_protein_features_ignore_neighbours(
     scorer: Scorer, nets: ProteinNetworks, others: list[str], protein: str
 ) -> None:
-    alone = protein_features(Proteins.from_sequences([protein]), nets.words, nets.ratios)
+    alone = protein_features(Proteins.from_sequences([protein]), nets.kmers, nets.ratios)
     among = protein_features(
-        Proteins.from_sequences([*others, protein, *others]), nets.words, nets.ratios
+        Proteins.from_sequences([*others, protein, *others]), nets.kmers, nets.ratios
     )
     assert alone.shape == (1, N_FEATURES)
     assert (alone[0] == among[len(others)]).all()

@@ -49,7 +49,7 @@ _TEXTS = (_BYTES, _COUNTS)  # texts in one buffer, and the bounds of each
 _READ = (_BYTES, _BYTES, _Arrays(np.int32), _COUNTS)
 _PIECES = (_BYTES, c_int64, *_READ, _COUNTS, _COUNTS, c_int64)
 # bucket hints, entries per bucket, first entry of each bucket group, n entries
-_WORDS = (_BYTES, _BYTES, _Arrays(np.int32), _Arrays(np.uint16), c_int64)
+_KMER_TABLE = (_BYTES, _BYTES, _Arrays(np.int32), _Arrays(np.uint16), c_int64)
 # nets: mean and scale of n features, number of features, number of nets, sizes of each net,
 # weights, start of each sum, and the value of one unit in it
 _NETS = (_FLOATS, _FLOATS, c_int64, c_int64, _COUNTS, _Arrays(np.int8), _Arrays(np.int32), _FLOATS)
@@ -76,12 +76,12 @@ _KNOWN = (
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "encode_bases": (_BYTES, c_int64, _BYTES),
     "read_bases": (_BYTES, c_int64, _BYTES, *_READ),
-    "piece_features": (*_PIECES, _BYTES, *_WORDS, _BYTES, _FLOATS, _BYTES),
-    "mean_features": (*_PIECES, _BYTES, *_WORDS, _BYTES, _COUNTS, c_int64, c_int64, _VALUES),
+    "piece_features": (*_PIECES, _BYTES, *_KMER_TABLE, _BYTES, _FLOATS, _BYTES),
+    "mean_features": (*_PIECES, _BYTES, *_KMER_TABLE, _BYTES, _COUNTS, c_int64, c_int64, _VALUES),
     "piece_log_odds": (
         *_PIECES,
         _BYTES,
-        *_WORDS,
+        *_KMER_TABLE,
         _BYTES,
         *_NETS,
         _VALUES,
@@ -166,8 +166,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "paired_digits": (_BYTES, c_int64, _COUNTS),
     "equal_words": (_BYTES, c_int64, _BYTES, c_int64, c_int64, _COUNTS),
     "find_peptides": (_BYTES, c_int64, _BYTES, c_int64, c_int64, _COUNTS, _COUNTS),
-    "open_words": (_BYTES, _Arrays(np.uint16), c_int64, _Arrays(np.int32), _BYTES, _COUNTS),
-    "owners_of": (_COUNTS, c_int64, *_WORDS, _BYTES),
+    "index_kmer_table": (_BYTES, _Arrays(np.uint16), c_int64, _Arrays(np.int32), _BYTES, _COUNTS),
+    "classes_of_kmers": (_COUNTS, c_int64, *_KMER_TABLE, _BYTES),
     "protein_composition": (_BYTES, _COUNTS, c_int64, _BYTES, _FLOATS),
     "protein_windows": (
         _BYTES,
@@ -185,7 +185,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         _BYTES,
         _COUNTS,
         c_int64,
-        *_WORDS,
+        *_KMER_TABLE,
         _Arrays(np.int8),
         _Arrays(np.int8),
         _Arrays(np.int8),

@@ -39,11 +39,11 @@ from virnucpro.viral.windows import Windows, is_stop
 LENGTH = 9  # residues in a k-mer
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 NO_RESIDUE = len(AMINO_ACIDS)  # stops, and codons with an unknown base
-N_WORD_FIGURES = 6
+N_KMER_FEATURES = 6
 RARITY = 8  # one k-mer in this many belongs to the sample, a power of two
 BUCKET_BITS = 20
 REST_BITS = 13
-OWNER_BITS = 3
+CLASS_BITS = 3
 N_BUCKETS = 2 << BUCKET_BITS
 
 Residues = NDArray[np.uint8]
@@ -57,11 +57,11 @@ for _codon, _residue in STANDARD.meanings.items():
 N_CODONS = 64
 N_PAIRS = 400
 N_FIGURES = 36
-N_JUNCTION_WORDS = 4**4
-N_JUNCTIONS = 2 * N_JUNCTION_WORDS
+N_JUNCTION_KMERS = 4**4
+N_JUNCTIONS = 2 * N_JUNCTION_KMERS
 N_PALINDROMES = 4**2 + 3  # each one of four bases, and the totals for two, four and six
 N_LAYOUT = 12
-N_FEATURES = 4 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES + N_FIGURES + N_WORD_FIGURES
+N_FEATURES = 4 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES + N_FIGURES + N_KMER_FEATURES
 SHARES = slice(0, -2 * N_CODONS)  # all features except codons as ratios
 RATIOS = slice(2 * N_CODONS, None)  # all features except codons as shares
 GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES  # column with the first statistic
@@ -87,7 +87,7 @@ class KmerClass(IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class WordTable:
+class KmerClassTable:
     """K-mers and their classes.
 
     A k-mer is stored as 33 bits of its hash: a bucket, and the remainder.
@@ -102,7 +102,7 @@ class WordTable:
         if self.bucket_sizes.shape != (N_BUCKETS,) or self.entries.ndim != 1:
             raise ValueError(f"the shape of the buckets is {self.bucket_sizes.shape}")
         if self.bucket_sizes.sum() != len(self):
-            raise ValueError(f"{len(self)} words, but {self.bucket_sizes.sum()} in the buckets")
+            raise ValueError(f"{len(self)} k-mers, but {self.bucket_sizes.sum()} in the buckets")
         if len(self):
             _ = self.arguments  # checks the classes
 
@@ -127,28 +127,28 @@ class WordTable:
         n_strange = np.zeros(1, np.int64)
         table_arguments = self.bucket_sizes, self.entries, len(self)
         if len(self):
-            call("open_words", *table_arguments, first, hints, n_strange)
+            call("index_kmer_table", *table_arguments, first, hints, n_strange)
         if n_strange[0]:
-            raise ValueError("words have unknown owners")
+            raise ValueError("k-mers have unknown classes")
         return hints, self.bucket_sizes, first, self.entries, len(self)
 
 
-NO_WORDS = WordTable(np.zeros(N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.uint16))
+NO_KMERS = KmerClassTable(np.zeros(N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.uint16))
 
 
 # Features
 
 
 def library_input(
-    pieces: Windows, words: WordTable, code: GeneticCode
+    pieces: Windows, kmers: KmerClassTable, code: GeneticCode
 ) -> tuple[NDArray[Any] | int, ...]:
     """Return the arguments for library functions that read windows."""
-    owners = pieces.owners(code, words)
-    return *pieces.arguments(code), _word_tables(code), *words.arguments, owners
+    classes = pieces.classes(code, kmers)
+    return *pieces.arguments(code), _code_tables(code), *kmers.arguments, classes
 
 
 @cache
-def _word_tables(code: GeneticCode) -> Digits:
+def _code_tables(code: GeneticCode) -> Digits:
     """Return for each codon: whether it is a stop, its standard synonym, its residue. (3, 125)"""
     synonyms = np.arange(N_CODES, dtype=np.uint8)
     for codon, synonym in code.standard_synonyms.items():

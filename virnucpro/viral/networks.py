@@ -34,7 +34,7 @@ from virnucpro.core.native import call
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import InputType
-from virnucpro.viral.features import NO_WORDS, RATIOS, SHARES, Features, WordTable
+from virnucpro.viral.features import NO_KMERS, RATIOS, SHARES, Features, KmerClassTable
 from virnucpro.viral.proteins import PATTERNS, SHORTEST, Proteins, Ratios, protein_features
 
 FORMAT = 13
@@ -118,7 +118,7 @@ class PieceNetworks:
     shortest: int
     longest: int | None
     part: int | None  # bases in each part of a window. None: the window is read in one go
-    words: WordTable  # for their features
+    kmers: KmerClassTable  # for their features
     nets: NetworkStack
 
     def reads(self, lengths: IntArray) -> BoolArray:
@@ -250,7 +250,7 @@ class Kingdom:
 class ProteinNetworks:
     """The networks for proteins. Knots and error rates are sorted by length, in residues."""
 
-    words: WordTable
+    kmers: KmerClassTable
     ratios: tuple[Ratios, ...]  # per pattern: log ratio of its frequency in viruses over cells
     nets: NetworkStack
     knots: tuple[Knot, ...]
@@ -259,7 +259,7 @@ class ProteinNetworks:
 
     def log_odds(self, proteins: Proteins) -> FloatArray:
         """Return each protein's log-odds, before calibration. n -> (n,)"""
-        return self.nets.log_odds(protein_features(proteins, self.words, self.ratios))
+        return self.nets.log_odds(protein_features(proteins, self.kmers, self.ratios))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -436,13 +436,13 @@ def load_scorer(path: Path) -> Scorer:
         content, facts, tensors = load_tensors(path)
         if facts["format"] != FORMAT:
             raise ValueError(f"its format is {facts['format']}")
-        words = WordTable(tensors["words.buckets"], tensors["words.entries"])
+        kmers = KmerClassTable(tensors["words.buckets"], tensors["words.entries"])
         return Scorer(
             pieces=tuple(
-                _piece_nets(str(size_facts["size"]), size_facts, words, tensors)
+                _piece_nets(str(size_facts["size"]), size_facts, kmers, tensors)
                 for size_facts in facts["pieces"]
             ),
-            windows=_piece_nets(WINDOWS, facts[WINDOWS], NO_WORDS, tensors),
+            windows=_piece_nets(WINDOWS, facts[WINDOWS], NO_KMERS, tensors),
             windows_knot=Knot(**facts["windows_knot"]),
             knots=tuple(Knot(**knot) for knot in facts["knots"]),
             training=str(facts["training"]),
@@ -451,7 +451,7 @@ def load_scorer(path: Path) -> Scorer:
                 Kingdom(str(of["name"]), tuple(of["kinds"]), _error_rates(of))
                 for of in facts["kingdoms"]
             ),
-            proteins=_protein_nets(facts[PROTEINS], words, tensors),
+            proteins=_protein_nets(facts[PROTEINS], kmers, tensors),
             sha256=hash_weights(path.name, content),
             **{name: tensors[name] for name in DIGESTS if name in tensors},
         )
@@ -493,11 +493,11 @@ def load_tensors(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[An
 
 
 def _piece_nets(
-    name: str, facts: Mapping[str, Any], words: WordTable, tensors: Mapping[str, Any]
+    name: str, facts: Mapping[str, Any], kmers: KmerClassTable, tensors: Mapping[str, Any]
 ) -> PieceNetworks:
     nets = _nets(name, facts["views"], tensors)
     lengths = facts["size"], facts["shortest"], facts["longest"], facts["part"]
-    return PieceNetworks(*lengths, words, nets)
+    return PieceNetworks(*lengths, kmers, nets)
 
 
 def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> NetworkStack:
@@ -516,12 +516,12 @@ def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> Ne
 
 
 def _protein_nets(
-    facts: Mapping[str, Any] | None, words: WordTable, tensors: Mapping[str, Any]
+    facts: Mapping[str, Any] | None, kmers: KmerClassTable, tensors: Mapping[str, Any]
 ) -> ProteinNetworks | None:
     if facts is None:
         return None
     return ProteinNetworks(
-        words=words,
+        kmers=kmers,
         ratios=tuple(tensors[f"{PROTEINS}.patterns.{i}"] for i in range(len(PATTERNS))),
         nets=_nets(PROTEINS, {ALL: facts["n_viral"]}, tensors),
         knots=tuple(Knot(**knot) for knot in facts["knots"]),

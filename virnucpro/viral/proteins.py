@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from virnucpro.core.native import call
 from virnucpro.core.numeric import IntArray
-from virnucpro.viral.features import AMINO_ACIDS, N_WORD_FIGURES, NO_RESIDUE, Residues, WordTable
+from virnucpro.viral.features import (
+    AMINO_ACIDS,
+    N_KMER_FEATURES,
+    NO_RESIDUE,
+    KmerClassTable,
+    Residues,
+)
 
 SHORTEST = 50  # residues in the shortest protein that is scored
 N_RESIDUES = len(AMINO_ACIDS)
@@ -27,7 +33,7 @@ PATTERNS = ((0, 1, 2), (0, 1, 2, 3), (0, 1, 3, 4), (0, 2, 3, 5))  # offsets of t
 N_FIGURES = 12
 N_PATTERN_FIGURES = 3
 N_COMPOSITION = N_RESIDUES + N_PAIRS + len(GAPS) * N_CLASSES**2
-N_FEATURES = N_COMPOSITION + N_FIGURES + N_WORD_FIGURES + N_PATTERN_FIGURES * len(PATTERNS)
+N_FEATURES = N_COMPOSITION + N_FIGURES + N_KMER_FEATURES + N_PATTERN_FIGURES * len(PATTERNS)
 RATIO_STEP = 1 / 32  # log ratios are integer multiples of it
 
 _NUMBERS = bytearray([NO_RESIDUE]) * 256
@@ -90,10 +96,12 @@ def encode_protein(sequence: str) -> Residues:
     return np.frombuffer(sequence.encode("ascii", "replace").translate(bytes(_NUMBERS)), np.uint8)
 
 
-def protein_features(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
+def protein_features(
+    proteins: Proteins, kmers: KmerClassTable, ratios: Sequence[Ratios]
+) -> Features:
     """Return each protein's features. n -> (n, 750)"""
     parts = composition(proteins), protein_statistics(proteins)
-    return np.hstack([*parts, kmer_features(proteins, words, ratios)])
+    return np.hstack([*parts, kmer_features(proteins, kmers, ratios)])
 
 
 def spelling(proteins: Proteins) -> Features:
@@ -101,7 +109,7 @@ def spelling(proteins: Proteins) -> Features:
     return np.hstack([composition(proteins), protein_statistics(proteins)])
 
 
-def kmer_features(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
+def kmer_features(proteins: Proteins, kmers: KmerClassTable, ratios: Sequence[Ratios]) -> Features:
     """Return the k-mers shared with viruses and cells, and log ratios of patterns. n -> (n, 18)
 
     In order: square roots of k-mer shares, by class; then three statistics for the log
@@ -109,7 +117,7 @@ def kmer_features(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]
     """
     figures = np.empty((len(proteins), N_FEATURES - N_COMPOSITION - N_FIGURES), dtype=np.float32)
     rows = proteins.residues, proteins.lengths, len(proteins)
-    call("protein_shared", *rows, *words.arguments, *ratios, RATIO_STEP, figures)
+    call("protein_shared", *rows, *kmers.arguments, *ratios, RATIO_STEP, figures)
     return figures
 
 

@@ -281,7 +281,7 @@ class _RecordWindows:
         complete_rows = self.wholes.rows(some)
         call(
             "piece_log_odds",
-            *library_input(block.pieces(some), self.nets.words, code),
+            *library_input(block.pieces(some), self.nets.kmers, code),
             *self.nets.nets.arguments,
             *(some.log_odds, self.kinds[rows]),
             *(self.chosen, len(self.chosen), self.features[rows]),

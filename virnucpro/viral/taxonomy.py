@@ -37,7 +37,7 @@ from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.viral.features import (
     CLIP,
     FIGURES,
-    NO_WORDS,
+    NO_KMERS,
     library_input,
 )
 from virnucpro.viral.lineage import Taxon
@@ -90,7 +90,7 @@ def group_features(sequences: Windows, code: GeneticCode = STANDARD) -> FloatArr
     means = np.empty((len(sequences), GROUP_FEATURES.stop))
     pieces = sequences.select(places, n_bases)
     sizes = (n_pieces, *means.shape, means)
-    call("mean_features", *library_input(pieces, NO_WORDS, code), *sizes)
+    call("mean_features", *library_input(pieces, NO_KMERS, code), *sizes)
     return means
 
 

@@ -37,7 +37,7 @@ class Windows:
     starts: IntArray  # (n,)
     lengths: IntArray  # (n,) bases
     _read: dict[GeneticCode, Read] = field(default_factory=dict)
-    _owners: dict[tuple[GeneticCode, Sized], Digits] = field(default_factory=dict)
+    _classes: dict[tuple[GeneticCode, Sized], Digits] = field(default_factory=dict)
 
     @classmethod
     def from_sequences(cls, sequences: Sequence[str]) -> Windows:
@@ -71,17 +71,17 @@ class Windows:
         """Return the code for the codon that starts at each base in the row. (n_bases,)"""
         return self._lookups(code)[0]
 
-    def owners(self, code: GeneticCode, words: Sized) -> Digits:
+    def classes(self, code: GeneticCode, kmers: Sized) -> Digits:
         """Return the class of the k-mer that ends at each base's codon, by strand. (n_bases, 2)
 
         ``NOT_LOOKED_UP`` where no window has needed it. Empty without k-mers.
         """
-        if not len(words):
+        if not len(kmers):
             return np.empty((0, 2), dtype=np.uint8)
-        if (code, words) not in self._owners:
+        if (code, kmers) not in self._classes:
             n_bases = len(self.digits)
-            self._owners[code, words] = np.full((n_bases, 2), NOT_LOOKED_UP, dtype=np.uint8)
-        return self._owners[code, words]
+            self._classes[code, kmers] = np.full((n_bases, 2), NOT_LOOKED_UP, dtype=np.uint8)
+        return self._classes[code, kmers]
 
 
 def _read(digits: Digits, code: GeneticCode) -> Read:

@@ -111,44 +111,44 @@ static void count_stretch(const Tables *tables, const uint8_t *code, const Stret
     }
 }
 
-/* Count the words that another piece has looked up already, and list the others. */
-static void find_words(const Bases *bases, const Tables *tables, const Words *words,
+/* Count the k-mers that another piece has looked up already, and list the others. */
+static void find_kmers(const Bases *bases, const Tables *tables, const KmerTable *kmers,
                        const uint8_t *code, const Stretch *stretch, Tally *tally) {
     enum { THREE = N_RESIDUES * N_RESIDUES * N_RESIDUES };
     int strand = stretch->strand, n_known = 0, first = 0, second = 0;
-    int64_t step = strand ? -3 : 3, n_unknown = tally->n_unknown, n_words = 0;
+    int64_t step = strand ? -3 : 3, n_unknown = tally->n_unknown, n_kmers = 0;
     const uint8_t *residues = tables->residues[strand];
-    uint8_t *owner = tally->known + 2 * (code - bases->codes) + strand;
+    uint8_t *class = tally->known + 2 * (code - bases->codes) + strand;
     uint16_t *threes = tally->threes;
-    for (int32_t i = 0; i < stretch->n_codons; i++, code += step, owner += 2 * step) {
+    for (int32_t i = 0; i < stretch->n_codons; i++, code += step, class += 2 * step) {
         int third = residues[*code];
         threes[i] = (uint16_t)((first * N_RESIDUES + second) * N_RESIDUES + third);
         first = second;
         second = third;
         n_known = third < N_RESIDUES ? n_known + 1 : 0;
-        if (n_known < WORD)
+        if (n_known < KMER)
             continue;
-        n_words++;
-        if (*owner < N_OWNERS) {
-            tally->owners[*owner]++;
+        n_kmers++;
+        if (*class < N_KMER_CLASSES) {
+            tally->classes[*class]++;
             continue;
         }
-        tally->at[n_unknown] = owner;
+        tally->at[n_unknown] = class;
         tally->hashes[n_unknown++] =
-            hash_to_find(words,
+            hash_to_find(kmers,
                          ((int64_t)threes[i - 6] * THREE + threes[i - 3]) * THREE + threes[i]);
     }
     tally->n_unknown = n_unknown;
-    tally->n_words += n_words;
+    tally->n_kmers += n_kmers;
 }
 
-static void count_codons(const Bases *bases, const Tables *tables, const Words *words,
+static void count_codons(const Bases *bases, const Tables *tables, const KmerTable *kmers,
                          int64_t from, int32_t length, const Room *room, Tally *tally) {
     clear(tally->long_codes, sizeof tally->long_codes);
     clear(tally->longest_codes, sizeof tally->longest_codes);
-    clear(tally->owners, sizeof tally->owners);
+    clear(tally->classes, sizeof tally->classes);
     tally->n_junctions = tally->most_junctions = tally->n_pairs = tally->most_pairs = 0;
-    tally->n_words = tally->n_unknown = 0;
+    tally->n_kmers = tally->n_unknown = 0;
     for (int64_t rank = 0; rank < room->n_kept && rank < MOST_STRETCHES; rank++) {
         const Stretch *stretch = room->kept + rank;
         const uint8_t *code = bases->codes + from;
@@ -156,14 +156,14 @@ static void count_codons(const Bases *bases, const Tables *tables, const Words *
         if (rank && stretch->n_codons < LONG)
             break;
         count_stretch(tables, code, stretch, rank == 0, tally);
-        if (words->n_entries)
-            find_words(bases, tables, words, code, stretch, tally);
+        if (kmers->n_entries)
+            find_kmers(bases, tables, kmers, code, stretch, tally);
         if (rank == 0)
             memcpy(tally->longest_codes, tally->long_codes, sizeof tally->long_codes);
     }
-    vnp_owners_of_hashes(words, tally->hashes, tally->n_unknown, tally->found);
+    vnp_classes_of_hashes(kmers, tally->hashes, tally->n_unknown, tally->found);
     for (int64_t i = 0; i < tally->n_unknown; i++) {
-        tally->owners[tally->found[i]]++;
+        tally->classes[tally->found[i]]++;
         *tally->at[i] = tally->found[i];
     }
 }
@@ -293,11 +293,11 @@ static void write_palindromes(const Tally *tally, float *out) {
     for (int i = 0; i < 2; i++)
         for (int j = 0; j < 2; j++)
             expected[i][j] = log(larger(0, pair[i] * pair[j] * (n_bases - 3)) + 0.5);
-    for (int word = 0; word < 16; word++) {
-        int is_strong = word >> 2 == 1 || word >> 2 == 2;
-        int is_next = (word & 3) == 1 || (word & 3) == 2;
-        n_fours += tally->fours[word];
-        out[word] = (float)(log_of(LOG_HALF, tally->fours[word]) - expected[is_strong][is_next]);
+    for (int kmer = 0; kmer < 16; kmer++) {
+        int is_strong = kmer >> 2 == 1 || kmer >> 2 == 2;
+        int is_next = (kmer & 3) == 1 || (kmer & 3) == 2;
+        n_fours += tally->fours[kmer];
+        out[kmer] = (float)(log_of(LOG_HALF, tally->fours[kmer]) - expected[is_strong][is_next]);
     }
     out[16] = (float)log_beside(n_fours, chance * chance * (n_bases - 3), 1);
     out[17] = (float)log_beside(tally->sixes, chance * chance * chance * (n_bases - 5), 1);
@@ -388,13 +388,13 @@ static void write_positions(const Tally *tally, float *out) {
     }
 }
 
-static void write_owners(const Tally *tally, float *out) {
-    double n_words = larger(1, (double)tally->n_words);
-    for (int owner = 1; owner < N_OWNERS; owner++) {
-        double n = tally->owners[owner];
-        if (owner == ONE_VIRAL || owner == ONE_CELLULAR)
+static void write_classes(const Tally *tally, float *out) {
+    double n_kmers = larger(1, (double)tally->n_kmers);
+    for (int class = 1; class < N_KMER_CLASSES; class++) {
+        double n = tally->classes[class];
+        if (class == ONE_VIRAL || class == ONE_CELLULAR)
             n *= RARITY;
-        out[owner - 1] = (float)sqrt(n / n_words);
+        out[class - 1] = (float)sqrt(n / n_kmers);
     }
 }
 
@@ -405,13 +405,13 @@ void vnp_close_reader(Reader *reader) {
 }
 
 int vnp_open_reader(Reader *reader, const Bases *bases, const int64_t *lengths, int64_t n,
-                       const uint8_t *code_tables, const Words *words, uint8_t *owners) {
+                       const uint8_t *code_tables, const KmerTable *kmers, uint8_t *classes) {
     Code code = {code_tables, code_tables + N_CODES, code_tables + 2 * N_CODES};
     int64_t longest = longest_of(lengths, n);
     int64_t most = MOST_STRETCHES * (longest / 3 + 1) + longest; /* no count exceeds it */
     reader->bases = *bases;
-    reader->words = *words;
-    reader->tally.known = owners;
+    reader->kmers = *kmers;
+    reader->tally.known = classes;
     reader->roots = malloc((most + 1) * sizeof(float));
     open_tables(&reader->tables, &code);
     if (!reader->roots || vnp_open_room(&reader->room, longest) ||
@@ -428,11 +428,11 @@ uint8_t vnp_read_piece(Reader *reader, int64_t from, int32_t length, float *out)
     float *roots = reader->roots;
     float *longest = out, *long_ones = out + N_CODONS, *junctions = out + 2 * N_CODONS;
     float *pairs = junctions + 2 * N_JUNCTIONS, *palindromes = pairs + N_PAIRS;
-    float *figures = palindromes + N_PALINDROMES, *owners = figures + N_FIGURES;
-    float *ratios = owners + N_OWNERS - 1;
+    float *figures = palindromes + N_PALINDROMES, *classes = figures + N_FIGURES;
+    float *ratios = classes + N_KMER_CLASSES - 1;
     double n_bases = (double)at_least(1, length);
     vnp_find_stretches(bases, from, length, SHORTEST, room);
-    count_codons(bases, tables, &reader->words, from, length, room, tally);
+    count_codons(bases, tables, &reader->kmers, from, length, room, tally);
     count_bases(bases->digits + from, length, tally);
     count_palindromes(bases->digits + from, length, tally->found, tally);
     clear(junctions, (2 * N_JUNCTIONS + N_PAIRS) * sizeof(float));
@@ -451,7 +451,7 @@ uint8_t vnp_read_piece(Reader *reader, int64_t from, int32_t length, float *out)
     write_frames(tables, tally, room, n_bases, figures + 11);
     write_positions(tally, figures + 26);
     figures[35] = (float)entropy_of(bases->tetra + from, length);
-    write_owners(tally, owners);
+    write_classes(tally, classes);
     write_codons(tables, tally->longest_codes, figures[0], roots, longest, ratios);
     write_codons(tables, tally->long_codes, figures[0], roots, long_ones, ratios + N_CODONS);
     return tally->bases[0] + tally->bases[1] + tally->bases[2] + tally->bases[3] == 0;
@@ -462,11 +462,11 @@ int piece_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes
                    const int64_t *starts, const int64_t *lengths, int64_t n,
                    const uint8_t *code_tables, const uint8_t *hints, const uint8_t *n_of_bucket,
                    const int32_t *first, const uint16_t *entries, int64_t n_entries,
-                   uint8_t *owners, float *out, uint8_t *is_blank) {
+                   uint8_t *classes, float *out, uint8_t *is_blank) {
     Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
-    Words words = {hints, n_of_bucket, first, entries, n_entries};
+    KmerTable kmers = {hints, n_of_bucket, first, entries, n_entries};
     Reader reader = {0};
-    int result = vnp_open_reader(&reader, &bases, lengths, n, code_tables, &words, owners);
+    int result = vnp_open_reader(&reader, &bases, lengths, n, code_tables, &kmers, classes);
     for (int64_t i = 0; result == 0 && i < n; i++)
         is_blank[i] = vnp_read_piece(&reader, starts[i], (int32_t)lengths[i], out + i * N_FEATURES);
     vnp_close_reader(&reader);
@@ -480,13 +480,13 @@ int mean_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
                   const int64_t *starts, const int64_t *lengths, int64_t n,
                   const uint8_t *code_tables, const uint8_t *hints, const uint8_t *n_of_bucket,
                   const int32_t *first, const uint16_t *entries, int64_t n_entries,
-                  uint8_t *owners, const int64_t *n_pieces, int64_t n_rows, int64_t width,
+                  uint8_t *classes, const int64_t *n_pieces, int64_t n_rows, int64_t width,
                   double *means) {
     Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
-    Words words = {hints, n_of_bucket, first, entries, n_entries};
+    KmerTable kmers = {hints, n_of_bucket, first, entries, n_entries};
     float features[N_FEATURES];
     Reader reader = {0};
-    int result = vnp_open_reader(&reader, &bases, lengths, n, code_tables, &words, owners);
+    int result = vnp_open_reader(&reader, &bases, lengths, n, code_tables, &kmers, classes);
     for (int64_t row = 0, i = 0; result == 0 && row < n_rows; row++, means += width) {
         int64_t end = i + n_pieces[row], n_known = 0;
         clear(means, width * sizeof(double));
@@ -583,25 +583,26 @@ int protein_windows(const uint8_t *residues, const int64_t *lengths, int64_t n,
     return 0;
 }
 
-/* Roots of the shares of each owner among the words of a protein. */
-static void write_owners_of_protein(const uint8_t *residues, int64_t length, const Words *words,
-                                    uint64_t *hashes, uint8_t *owners, float *out) {
-    int64_t number = 0, most = 1, n_known = 0, n_words = 0, counts[N_OWNERS] = {0};
-    for (int i = 1; i < WORD; i++)
+/* Roots of the shares of each class among the k-mers of a protein. */
+static void write_classes_of_protein(const uint8_t *residues, int64_t length,
+                                     const KmerTable *kmers, uint64_t *hashes, uint8_t *classes,
+                                     float *out) {
+    int64_t number = 0, most = 1, n_known = 0, n_kmers = 0, counts[N_KMER_CLASSES] = {0};
+    for (int i = 1; i < KMER; i++)
         most *= N_RESIDUES;
     for (int64_t i = 0; i < length; i++) {
         n_known = residues[i] < N_RESIDUES ? n_known + 1 : 0;
         number = n_known ? number % most * N_RESIDUES + residues[i] : 0;
-        if (n_known >= WORD)
-            hashes[n_words++] = hash_to_find(words, number);
+        if (n_known >= KMER)
+            hashes[n_kmers++] = hash_to_find(kmers, number);
     }
-    vnp_owners_of_hashes(words, hashes, n_words, owners);
-    for (int64_t i = 0; i < n_words; i++)
-        counts[owners[i]]++;
+    vnp_classes_of_hashes(kmers, hashes, n_kmers, classes);
+    for (int64_t i = 0; i < n_kmers; i++)
+        counts[classes[i]]++;
     counts[ONE_VIRAL] *= RARITY;
     counts[ONE_CELLULAR] *= RARITY;
-    for (int owner = 1; owner < N_OWNERS; owner++)
-        out[owner - 1] = (float)sqrt((double)counts[owner] / (double)at_least(1, n_words));
+    for (int class = 1; class < N_KMER_CLASSES; class++)
+        out[class - 1] = (float)sqrt((double)counts[class] / (double)at_least(1, n_kmers));
 }
 
 /* Figures of the log ratios of a pattern in a protein: their mean, the mean of the positive ones
@@ -638,29 +639,29 @@ static void write_patterns(const uint8_t *residues, int64_t length, const int8_t
     write_pattern(residues, length, PATTERNS[3], 4, ratios[3], step, out + 9);
 }
 
-/* What proteins share with viruses and cells: figures of words and of each pattern. (n, 18) */
+/* What proteins share with viruses and cells: figures of k-mers and of each pattern. (n, 18) */
 int protein_shared(const uint8_t *residues, const int64_t *lengths, int64_t n,
                    const uint8_t *hints, const uint8_t *n_of_bucket, const int32_t *first,
                    const uint16_t *entries, int64_t n_entries, const int8_t *ratios_0,
                    const int8_t *ratios_1, const int8_t *ratios_2, const int8_t *ratios_3,
                    double step, float *out) {
     const int8_t *ratios[N_PATTERNS] = {ratios_0, ratios_1, ratios_2, ratios_3};
-    Words words = {hints, n_of_bucket, first, entries, n_entries};
+    KmerTable kmers = {hints, n_of_bucket, first, entries, n_entries};
     int64_t longest = longest_of(lengths, n);
     uint64_t *hashes = malloc((longest + 1) * sizeof(uint64_t));
-    uint8_t *owners = malloc(longest + 1);
-    if (!hashes || !owners) {
+    uint8_t *classes = malloc(longest + 1);
+    if (!hashes || !classes) {
         free(hashes);
-        free(owners);
+        free(classes);
         return -1;
     }
     for (int64_t i = 0; i < n; residues += lengths[i++]) {
-        write_owners_of_protein(residues, lengths[i], &words, hashes, owners, out);
-        out += N_OWNERS - 1;
+        write_classes_of_protein(residues, lengths[i], &kmers, hashes, classes, out);
+        out += N_KMER_CLASSES - 1;
         write_patterns(residues, lengths[i], ratios, step, out);
         out += 3 * N_PATTERNS;
     }
     free(hashes);
-    free(owners);
+    free(classes);
     return 0;
 }

@@ -12,7 +12,7 @@ enum {
     N_PALINDROMES = 19,
     N_FIGURES = 36,
     N_FEATURES = 4 * N_CODONS + 2 * N_JUNCTIONS + N_PAIRS + N_PALINDROMES + N_FIGURES +
-                 N_OWNERS - 1
+                 N_KMER_CLASSES - 1
 };
 
 static const double STEPS = 16777216; /* per unit, in sums of features */
@@ -34,13 +34,13 @@ typedef struct {
     int32_t junctions[2][N_JUNCTIONS], n_junctions, most_junctions;
     int32_t pairs[N_PAIRS], n_pairs, most_pairs;
     int32_t bases[4], twos, fours[16], sixes;
-    int32_t owners[N_OWNERS];
-    int64_t n_words;
-    uint8_t *known;       /* owners of words, (n_digits, 2); the caller keeps them */
-    int64_t n_unknown;    /* words to look up */
-    uint64_t *hashes;     /* of the words to look up */
-    uint8_t **at;         /* where to store their owners */
-    uint8_t *found;       /* their owners; also used to mark palindromes */
+    int32_t classes[N_KMER_CLASSES];
+    int64_t n_kmers;
+    uint8_t *known;       /* classes of k-mers, (n_digits, 2); the caller keeps them */
+    int64_t n_unknown;    /* k-mers to look up */
+    uint64_t *hashes;     /* of the k-mers to look up */
+    uint8_t **at;         /* where to store their classes */
+    uint8_t *found;       /* their classes; also used to mark palindromes */
     uint16_t *threes;     /* numbers of three residues */
     uint16_t *met[3];     /* junctions of both kinds, and pairs, in the order of the piece */
 } Tally;
@@ -49,7 +49,7 @@ typedef struct {
 typedef struct {
     Bases bases;
     Tables tables;
-    Words words;
+    KmerTable kmers;
     Room room;
     Tally tally;
     float *roots;
@@ -64,7 +64,7 @@ static inline double nearest(double value) {
 #pragma GCC visibility push(hidden)
 
 int vnp_open_reader(Reader *reader, const Bases *bases, const int64_t *lengths, int64_t n,
-                    const uint8_t *code_tables, const Words *words, uint8_t *owners);
+                    const uint8_t *code_tables, const KmerTable *kmers, uint8_t *classes);
 void vnp_close_reader(Reader *reader);
 
 /* Compute the features of a piece. Returns 1 if it has no known base. */

@@ -1,4 +1,4 @@
-/* Look up words of residues, and find terminal repeats and peptides. */
+/* Look up k-mers of residues, and find terminal repeats and peptides. */
 
 #include "kmers.h"
 
@@ -8,7 +8,7 @@
 
 enum {
     REST_BITS = 13,
-    OWNER_BITS = 3,
+    CLASS_BITS = 3,
     N_BUCKETS = 2 << BUCKET_BITS,
     GROUP = 16 /* buckets that share an index of their first entry */
 };
@@ -39,17 +39,17 @@ static uint64_t first_bytes(const uint8_t *bytes, int n) {
 }
 
 /* The first entry of a bucket. */
-static int32_t first_entry(const Words *words, int64_t bucket) {
+static int32_t first_entry(const KmerTable *kmers, int64_t bucket) {
     int64_t group = bucket / GROUP;
     int n = (int)(bucket % GROUP);
-    const uint8_t *counts = words->n_of_bucket + group * GROUP;
+    const uint8_t *counts = kmers->n_of_bucket + group * GROUP;
     uint64_t high = n > 8 ? first_bytes(counts + 8, n - 8) : 0;
-    return words->first[group] + sum_of_bytes(first_bytes(counts, n), high);
+    return kmers->first[group] + sum_of_bytes(first_bytes(counts, n), high);
 }
 
 /* One bit for each prefix that the entries of a bucket have; n entries can be read. */
 static inline int beginnings(const uint16_t *entries, int count, int64_t n) {
-    enum { SHIFT = REST_BITS + OWNER_BITS - HINT_BITS, FEW = 3 };
+    enum { SHIFT = REST_BITS + CLASS_BITS - HINT_BITS, FEW = 3 };
     int bits = 0;
     if (count <= FEW && n >= FEW) { /* nearly always; the loop needs no unpredictable branch */
         for (int i = 0; i < FEW; i++)
@@ -61,9 +61,9 @@ static inline int beginnings(const uint16_t *entries, int count, int64_t n) {
     return bits;
 }
 
-/* Prepare a table of words: fill the first entry of each group of buckets, and the hints. Count the
- * entries with an unknown owner. */
-int open_words(const uint8_t *n_of_bucket, const uint16_t *entries, int64_t n, int32_t *first,
+/* Prepare a table of k-mers: fill the first entry of each group of buckets, and the hints. Count
+ * the entries with an unknown class. */
+int index_kmer_table(const uint8_t *n_of_bucket, const uint16_t *entries, int64_t n, int32_t *first,
                uint8_t *hints, int64_t *n_strange) {
     enum { EACH = 1 << HINT_BITS };
     int64_t entry = 0;
@@ -85,69 +85,70 @@ int open_words(const uint8_t *n_of_bucket, const uint16_t *entries, int64_t n, i
         int64_t high = low + (1 << 15) < n ? low + (1 << 15) : n;
         uint16_t here = 0;
         for (int64_t i = low; i < high; i++)
-            here += (uint16_t)((entries[i] - 1) & ((1 << OWNER_BITS) - 1)) >= N_OWNERS - 1;
+            here += (uint16_t)((entries[i] - 1) & ((1 << CLASS_BITS) - 1)) >= N_KMER_CLASSES - 1;
         *n_strange += here;
     }
     return 0;
 }
 
-/* The owner of a hash among the n entries of its bucket; 0: none. */
-static uint8_t owner_among(const uint16_t *entries, int n, uint64_t hash) {
+/* The class of a hash among the n entries of its bucket; 0: none. */
+static uint8_t class_among(const uint16_t *entries, int n, uint64_t hash) {
     int rest = rest_of(hash);
     for (int i = 0; i < n; i++) {
-        if (entries[i] >> OWNER_BITS == rest)
-            return entries[i] & ((1 << OWNER_BITS) - 1);
-        if (entries[i] >> OWNER_BITS > rest)
+        if (entries[i] >> CLASS_BITS == rest)
+            return entries[i] & ((1 << CLASS_BITS) - 1);
+        if (entries[i] >> CLASS_BITS > rest)
             break;
     }
     return 0;
 }
 
-/* Whether a word may have an owner. All of the sample may: most of its buckets are full. */
-static int may_be_owned(const Words *words, uint64_t hash) {
+/* Whether a k-mer may have a class. All of the sample may: most of its buckets are full. */
+static int may_have_class(const KmerTable *kmers, uint64_t hash) {
     uint64_t hint = hint_of(hash);
-    return is_in_sample(hash) | (words->hints[hint >> 3] >> (hint & 7) & 1);
+    return is_in_sample(hash) | (kmers->hints[hint >> 3] >> (hint & 7) & 1);
 }
 
-/* The owner of each hash. The steps prefetch for many hashes, so that waits for memory overlap. */
-void vnp_owners_of_hashes(const Words *words, const uint64_t *hashes, int64_t n,
-                             uint8_t *owners) {
+/* The class of each hash. The steps prefetch for many hashes, so that waits for memory overlap. */
+void vnp_classes_of_hashes(const KmerTable *kmers, const uint64_t *hashes, int64_t n,
+                             uint8_t *classes) {
     enum { AT_ONCE = 128 };
     for (int64_t low = 0; low < n; low += AT_ONCE) {
         int64_t high = low + AT_ONCE < n ? low + AT_ONCE : n, waiting[AT_ONCE];
         int32_t first[AT_ONCE];
         int n_waiting = 0;
         for (int64_t i = low; i < high; i++) {
-            owners[i] = 0;
+            classes[i] = 0;
             waiting[n_waiting] = i;
-            n_waiting += may_be_owned(words, hashes[i]); /* no branch: it would be unpredictable */
+            n_waiting += may_have_class(kmers, hashes[i]); /* a branch would be unpredictable */
         }
         for (int i = 0; i < n_waiting; i++) {
             int64_t bucket = bucket_of(hashes[waiting[i]]);
-            __builtin_prefetch(words->n_of_bucket + bucket);
-            __builtin_prefetch(words->first + bucket / GROUP);
+            __builtin_prefetch(kmers->n_of_bucket + bucket);
+            __builtin_prefetch(kmers->first + bucket / GROUP);
         }
         for (int i = 0; i < n_waiting; i++) {
-            first[i] = first_entry(words, bucket_of(hashes[waiting[i]]));
-            __builtin_prefetch(words->entries + first[i]);
+            first[i] = first_entry(kmers, bucket_of(hashes[waiting[i]]));
+            __builtin_prefetch(kmers->entries + first[i]);
         }
         for (int i = 0; i < n_waiting; i++) {
             uint64_t hash = hashes[waiting[i]];
-            owners[waiting[i]] = owner_among(words->entries + first[i],
-                                             words->n_of_bucket[bucket_of(hash)], hash);
+            classes[waiting[i]] = class_among(kmers->entries + first[i],
+                                             kmers->n_of_bucket[bucket_of(hash)], hash);
         }
     }
 }
 
-int owners_of(const int64_t *numbers, int64_t n, const uint8_t *hints, const uint8_t *n_of_bucket,
-              const int32_t *first, const uint16_t *entries, int64_t n_entries, uint8_t *owners) {
-    Words words = {hints, n_of_bucket, first, entries, n_entries};
+int classes_of_kmers(const int64_t *numbers, int64_t n, const uint8_t *hints,
+                     const uint8_t *n_of_bucket, const int32_t *first, const uint16_t *entries,
+                     int64_t n_entries, uint8_t *classes) {
+    KmerTable kmers = {hints, n_of_bucket, first, entries, n_entries};
     uint64_t *hashes = malloc((n + 1) * sizeof(uint64_t));
     if (!hashes)
         return -1;
     for (int64_t i = 0; i < n; i++)
-        hashes[i] = hash_to_find(&words, numbers[i]);
-    vnp_owners_of_hashes(&words, hashes, n, owners);
+        hashes[i] = hash_to_find(&kmers, numbers[i]);
+    vnp_classes_of_hashes(&kmers, hashes, n, classes);
     free(hashes);
     return 0;
 }

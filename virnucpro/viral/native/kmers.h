@@ -1,4 +1,4 @@
-/* Words of nine residues, and the table of their owners. */
+/* K-mers of nine residues, and the table of their classes. */
 
 #ifndef VIRNUCPRO_KMERS_H
 #define VIRNUCPRO_KMERS_H
@@ -6,9 +6,9 @@
 #include "common.h"
 
 enum {
-    N_OWNERS = 7,  /* none, and the six of word tables */
-    NOT_YET = 255, /* instead of an owner: not looked up yet */
-    WORD = 9,      /* residues */
+    N_KMER_CLASSES = 7,  /* none, and the six of k-mer tables */
+    NOT_YET = 255, /* instead of a class: not looked up yet */
+    KMER = 9,      /* residues */
     ONE_VIRAL = 2,
     ONE_CELLULAR = 4,
     RARITY = 8,
@@ -17,12 +17,12 @@ enum {
 };
 
 typedef struct {
-    const uint8_t *hints; /* a bit per prefix of hashes: does a word outside the sample have it */
+    const uint8_t *hints; /* a bit per prefix of hashes: does a k-mer outside the sample have it */
     const uint8_t *n_of_bucket;
     const int32_t *first; /* first entry of each group of buckets */
     const uint16_t *entries;
     int64_t n_entries;
-} Words;
+} KmerTable;
 
 static inline uint64_t hash_of(int64_t number) {
     const uint64_t multiplier = UINT64_C(0x9E3779B97F4A7C15); /* 2^64 over the golden ratio */
@@ -32,20 +32,21 @@ static inline uint64_t hash_of(int64_t number) {
     return hash ^ hash >> 32;
 }
 
-/* Index of the bit that is set if a word outside the sample has the same prefix. */
+/* Index of the bit that is set if a k-mer outside the sample has the same prefix. */
 static inline uint64_t hint_of(uint64_t hash) { return hash >> (64 - BUCKET_BITS - HINT_BITS); }
 
-/* The hash of a word; its hint is prefetched for the search that follows. */
-static inline uint64_t hash_to_find(const Words *words, int64_t number) {
+/* The hash of a k-mer; its hint is prefetched for the search that follows. */
+static inline uint64_t hash_to_find(const KmerTable *kmers, int64_t number) {
     uint64_t hash = hash_of(number);
-    __builtin_prefetch(words->hints + (hint_of(hash) >> 3));
+    __builtin_prefetch(kmers->hints + (hint_of(hash) >> 3));
     return hash;
 }
 
 #pragma GCC visibility push(hidden)
 
-/* The owner of each hash, which `hash_to_find` made. */
-void vnp_owners_of_hashes(const Words *words, const uint64_t *hashes, int64_t n, uint8_t *owners);
+/* The class of each hash, which `hash_to_find` made. */
+void vnp_classes_of_hashes(const KmerTable *kmers, const uint64_t *hashes, int64_t n,
+                           uint8_t *classes);
 
 #pragma GCC visibility pop
 

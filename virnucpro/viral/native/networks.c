@@ -597,27 +597,27 @@ static void add_part(const float *features, const int64_t *rows, double *totals,
  * kind, and chosen features.
  *
  * The features of a piece with a known base are added to the rows of `totals` that `rows` names,
- * (n, MOST_WHOLES); -1: none. The owners of words, (n_digits, 2), are kept for other pieces. */
+ * (n, MOST_WHOLES); -1: none. The classes of k-mers, (n_digits, 2), are kept for other pieces. */
 int piece_log_odds(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
                    const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
                    const int64_t *starts, const int64_t *lengths, int64_t n,
                    const uint8_t *code_tables, const uint8_t *hints, const uint8_t *n_of_bucket,
                    const int32_t *first, const uint16_t *entries, int64_t n_entries,
-                   uint8_t *owners, const float *centre, const float *scale, int64_t n_features,
+                   uint8_t *classes, const float *centre, const float *scale, int64_t n_features,
                    int64_t n_nets, const int64_t *sizes,
                    const int8_t *weights, const int32_t *start, const float *worth,
                    double *log_odds, double *kinds, const int64_t *chosen, int64_t n_chosen,
                    float *figures,
                    const int64_t *rows, double *totals, int64_t *n_parts) {
     Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
-    Words words = {hints, n_of_bucket, first, entries, n_entries};
+    KmerTable kmers = {hints, n_of_bucket, first, entries, n_entries};
     Nets nets = {centre, scale, n_features, n_nets, sizes, weights, start, worth};
     int64_t n_kinds = kinds_of(&nets).n_kinds;
     uint8_t is_blank[ROWS_READ];
     float features[N_FEATURES];
     Reader reader = {0};
     Desk desk = {0};
-    int result = vnp_open_reader(&reader, &bases, lengths, n, code_tables, &words, owners);
+    int result = vnp_open_reader(&reader, &bases, lengths, n, code_tables, &kmers, classes);
     if (open_desk(&desk, &nets))
         result = -1;
     for (int64_t i = 0; result == 0 && i < n; i++) {
