@@ -71,6 +71,9 @@ def test_page_is_imported_only_if_written(tmp_path: Path):
     assert IN_PARENT in finished.stderr
     assert "virnucpro.results.report" not in finished.stderr
     assert "jinja2" not in finished.stderr
+    # pyarrow imports it for arrays from Python objects, if it is installed
+    assert "pyarrow" in finished.stderr
+    assert "pandas" not in re.findall(r"\|\s+(\w+)$", finished.stderr, re.MULTILINE)
 
 
 # Modules, and with a full stop packages, that a prediction without a model does not import.

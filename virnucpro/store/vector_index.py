@@ -39,7 +39,7 @@ _REWRITE = with_options("repeat the command of the run with {resume} to write it
 class IndexRows:
     """Vectors in input order. All columns have a value for each vector."""
 
-    ids: list[str]
+    encoded_ids: list[bytes]  # see ``OrfTable``
     part: NDArray[np.int32]  # position in the list of feature files
     row: NDArray[np.int64]  # row of the ORF in the file
     residue: NDArray[np.int64]  # first row of the ORF in the file's vectors per residue
@@ -67,8 +67,9 @@ def write_index(store: FeatureStore, parts: Sequence[IndexPart]) -> None:
         schema = _schema(store)
         with parquet.ParquetWriter(out, schema, **_writing_options()) as writer:
             for batch in _batches(_index_rows(store, parts)):
-                writer.write_table(_to_table(batch, names, schema))
-                digests += b"".join(digest_id(name) for rows in batch for name in rows.ids)
+                ids = _id_texts(batch)
+                writer.write_table(_to_table(batch, ids, names, schema))
+                digests += b"".join(map(_digest, ids))
             sha256 = _write_lookup(store, np.frombuffer(digests, dtype="<u8").reshape(-1, 2))
             writer.add_key_value_metadata({_LOOKUP_SHA256: sha256})
 
@@ -85,19 +86,19 @@ def _shard_rows(store: FeatureStore, parts: Sequence[tuple[int, IndexPart]]) -> 
     attributes = {"fingerprint": store.fingerprint}
     tables = [read_table(store.folder / part.name, attributes) for _, part in parts]
     for (_, part), table in zip(parts, tables, strict=True):
-        if not len(table.ids) == len(table.sequence_sha256) == part.n_orfs:
+        if not len(table.encoded_ids) == len(table.sequence_sha256) == part.n_orfs:
             raise FeatureFileError(
                 f"{printable(store.folder / part.name)} is not the file whose rows were counted"
             )
     order = np.argsort(np.concatenate([_sort_keys(table) for table in tables]), kind="stable")
     is_shown = np.concatenate([_shown_mask(part) for _, part in parts])
     order = order[is_shown[order]]
-    ids = [name for table in tables for name in table.ids]
+    ids = [encoded_id for table in tables for encoded_id in table.encoded_ids]
     number = [np.full(part.n_orfs, index, np.int32) for index, part in parts]
     row = [np.arange(part.n_orfs, dtype=np.int64) for _, part in parts]
     residue = [np.cumsum(table.lengths, dtype=np.int64) - table.lengths for table in tables]
     return IndexRows(
-        ids=[ids[i] for i in order.tolist()],
+        encoded_ids=[ids[i] for i in order.tolist()],
         part=np.concatenate(number)[order],
         row=np.concatenate(row)[order],
         residue=np.concatenate(residue)[order],
@@ -110,7 +111,7 @@ def _sort_keys(table: OrfTable) -> NDArray[np.int64]:
     """Return keys that sort a shard's copies between its originals."""
     if len(table.n_before):
         return 2 * table.n_before.astype(np.int64)
-    return 2 * np.arange(len(table.ids), dtype=np.int64) + 1
+    return 2 * np.arange(len(table.encoded_ids), dtype=np.int64) + 1
 
 
 def _shown_mask(part: IndexPart) -> NDArray[np.bool_]:
@@ -127,7 +128,7 @@ def _batches(rows: Iterator[IndexRows]) -> Iterator[list[IndexRows]]:
     n_rows = 0
     for shard_rows in rows:
         batch.append(shard_rows)
-        n_rows += len(shard_rows.ids)
+        n_rows += len(shard_rows.row)
         if n_rows >= rows_per_group:
             yield batch
             batch = []
@@ -170,28 +171,65 @@ def _writing_options() -> dict[str, Any]:
     }
 
 
-def _to_table(batch: Sequence[IndexRows], names: Sequence[str], schema: pa.Schema) -> pa.Table:
+def _id_texts(batch: Sequence[IndexRows]) -> list[bytes]:
+    """Return the ids as Parquet has them: see ``id_text``."""
+    ids = [encoded_id for rows in batch for encoded_id in rows.encoded_ids]
+    if b"".join(ids).isascii():
+        return ids
+    return [encoded_id.decode("utf-8", "backslashreplace").encode() for encoded_id in ids]
+
+
+def _to_table(
+    batch: Sequence[IndexRows], ids: Sequence[bytes], names: Sequence[str], schema: pa.Schema
+) -> pa.Table:
+    """Make a row group. Arrays come from buffers: ``pyarrow.array`` would import pandas, if it is
+    installed, which takes most of a second.
+    """
     import pyarrow as pa
 
     digests = np.concatenate([rows.sha256 for rows in batch])
-    part = np.concatenate([rows.part for rows in batch])
+    part = _to_array(pa.int32(), np.concatenate([rows.part for rows in batch]))
+    [part_names] = _to_text_arrays([name.encode() for name in names])
     columns = [
-        pa.array([id_text(name) for rows in batch for name in rows.ids], pa.string()),
-        pa.DictionaryArray.from_arrays(part, pa.array(names, pa.string())),
-        pa.array(np.concatenate([rows.row for rows in batch])),
-        pa.array(np.concatenate([rows.residue for rows in batch])),
-        pa.array(np.concatenate([rows.length for rows in batch])),
-        pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(32), len(digests), [None, pa.py_buffer(digests.tobytes())]
-        ),
+        pa.chunked_array(_to_text_arrays(ids), pa.string()),
+        pa.DictionaryArray.from_arrays(part, part_names),
+        _to_array(pa.int64(), np.concatenate([rows.row for rows in batch])),
+        _to_array(pa.int64(), np.concatenate([rows.residue for rows in batch])),
+        _to_array(pa.int32(), np.concatenate([rows.length for rows in batch])),
+        _to_array(pa.binary(32), digests),
     ]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+def _to_array(kind: pa.DataType, values: NDArray[Any]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values.tobytes())])
+
+
+def _to_text_arrays(texts: Sequence[bytes]) -> list[pa.Array]:
+    """Return an array of texts, or several if one cannot have so many bytes."""
+    import pyarrow as pa
+
+    max_bytes = 2**31 - 1  # in an array, whose offsets have 32 bits
+    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    if len(texts) > 1 and ends[-1] > max_bytes:
+        middle = len(texts) // 2
+        return [*_to_text_arrays(texts[:middle]), *_to_text_arrays(texts[middle:])]
+    offsets = np.zeros(len(texts) + 1, dtype=np.int32)
+    offsets[1:] = ends
+    buffers = [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(b"".join(texts))]
+    return [pa.Array.from_buffers(pa.string(), len(texts), buffers)]
+
+
 def digest_id(orf_id: str) -> bytes:
     """Return a 128-bit digest of an id's text."""
+    return _digest(id_text(orf_id).encode())
+
+
+def _digest(text: bytes) -> bytes:
     digest_bytes = 16  # two ids of 10^9 have the same digest with a probability of 10^-21
-    return blake2b(id_text(orf_id).encode(), digest_size=digest_bytes).digest()
+    return blake2b(text, digest_size=digest_bytes).digest()
 
 
 # The lookup
