@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import faulty_workers
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
+from numpy.typing import NDArray
 from run_helpers import (
     again,
     execute,
@@ -28,9 +29,11 @@ from safetensors.numpy import load, save
 
 from virnucpro.api import read_features
 from virnucpro.core.errors import InputMissingError, ResumeError, UsageError
-from virnucpro.core.events import BatchDone, ShardDone
+from virnucpro.core.events import BatchDone, RunEvent, ShardDone, WorkerEvent
 from virnucpro.core.option_schema import build_options
 from virnucpro.core.safe_dir import SafeDir
+from virnucpro.core.types import Shard
+from virnucpro.engine.base import Resources, WorkerConfig
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.results.outputs import open_run_dir
@@ -210,6 +213,94 @@ def test_failed_frames_and_their_copies_are_named_as_with_vectors(
     for config in folders:  # both are done again
         assert run_inline(again(config, resume=True), tiny.head).exit_code == 0
     assert_same_tables(scores.output, kept.output)
+
+
+# A run that keeps its vectors
+
+
+@pytest.fixture
+def output(tmp_path) -> Path:
+    """The folder that ``make_config`` uses."""
+    return tmp_path / "run"
+
+
+class Interrupted(InlineExecutor):
+    """Embeds all shards, then ends as after Ctrl-C."""
+
+    def run(
+        self, shards: Sequence[Shard], job: WorkerConfig, resources: Resources
+    ) -> Generator[WorkerEvent, None, None]:
+        yield from super().run(shards, job, resources)
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def resume(make_config, tiny, fasta) -> Callable[[], Path]:
+    """Embed the shards of a run with vectors. -> complete it, without embedding any"""
+    config = make_config(fasta, **SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        run_inline(config, tiny.head, executor=Interrupted())
+
+    def complete() -> Path:
+        events: list[RunEvent] = []
+        run_inline(again(config, resume=True), tiny.head, events.append)
+        assert not any(isinstance(event, ShardDone) for event in events)
+        assert not (config.output / "scores").exists()
+        return config.output
+
+    return complete
+
+
+def change_columns(path: Path, **changes: NDArray[np.generic]) -> None:
+    """Replace columns in a file of scores."""
+    label, content = read_checksummed(path, {})
+    write_checksummed(
+        SafeDir(path.parent), path, save({**load(content), **changes}), label.attributes
+    )
+
+
+def test_kept_vectors_are_not_scored_twice(resume, with_vectors, output):
+    path = score_files(output)[0]
+    scores = load(read_checksummed(path, {})[1])["scores"]
+    change_columns(path, scores=1 - scores)
+    folder = resume()
+    assert tables(folder) != tables(with_vectors)
+    names = ("features.h5", "features/index.parquet", "features/parts.json")
+    assert all((folder / name).read_bytes() == (with_vectors / name).read_bytes() for name in names)
+
+
+@pytest.mark.parametrize("harm", ["gone", "truncated", "damaged", "of other vectors"])
+def test_kept_vectors_are_read_if_their_scores_are_not_stored(resume, with_vectors, output, harm):
+    path = score_files(output)[1]
+    match harm:
+        case "gone":
+            path.unlink()
+        case "truncated":
+            path.write_bytes(path.read_bytes()[:-9])
+        case "damaged":
+            flip_bit(path, 200)
+        case _:
+            checksums = json.dumps([["0" * 64, "xxh3-128:0"]]).encode()
+            change_columns(
+                path,
+                features=np.frombuffer(checksums, np.uint8),
+                scores=np.zeros_like(load(read_checksummed(path, {})[1])["scores"]),
+            )
+    folder = resume()
+    assert_same_tables(folder, with_vectors)
+    assert invoke("status", folder, "--verify")[0] == 0
+
+
+def test_damaged_vectors_with_stored_scores_are_made_again(
+    make_config, tiny, fasta, resume, with_vectors, output
+):
+    flip_bit(output / "features/000001.h5", 3000)
+    events: list[RunEvent] = []
+    config = make_config(fasta, resume=True, **SMALL)
+    run_inline(config, tiny.head, events.append)
+    assert [event.shard.index for event in events if isinstance(event, ShardDone)] == [1]
+    assert_same_tables(output, with_vectors)
+    assert (output / "features.h5").read_bytes() == (with_vectors / "features.h5").read_bytes()
 
 
 @pytest.fixture

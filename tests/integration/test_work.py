@@ -162,7 +162,7 @@ def test_half_a_slice_leaves_only_its_files(plan):
     after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert before.items() <= after.items()
     new = {str(path.relative_to(folder)) for path in after.keys() - before.keys()}
-    (log,) = {name for name in new if not name.startswith(("features/", "shards/"))}
+    (log,) = {name for name in new if not name.startswith(("features/", "scores/", "shards/"))}
     assert log.startswith("logs/work-") and log.endswith(f"-{os.getpid()}.log")
 
 

@@ -32,24 +32,24 @@ class Resources:
 
 
 class ShardSink(Protocol):
-    """Takes the vectors of each shard in the worker that has them in memory, instead of files.
+    """Takes the vectors of each shard in the worker that has them in memory, and writes its files.
 
     It is sent to the workers' processes, so it must be picklable.
     """
 
     @property
-    def store(self) -> ShardStore:
-        """The store in which each finished shard has a file."""
+    def shard_stores(self) -> tuple[ShardStore, ...]:
+        """The stores in which each finished shard has a file."""
 
     def write(self, shard: Shard, orfs: Sequence[Orf], embeddings: Sequence[Embeddings]) -> None:
-        """Write the file of a shard atomically. A thread of the worker calls this.
+        """Write the files of a shard atomically. A thread of the worker calls this.
 
         Args:
             orfs: all ORFs of the shard, copies included.
             embeddings: the vectors and failures of the ORFs that are not copies, per encoder.
 
         Raises:
-            OutputError, StorageError: the file cannot be written.
+            OutputError, StorageError: a file cannot be written.
         """
 
 
@@ -96,7 +96,7 @@ class WorkerConfig:
     @property
     def shard_stores(self) -> tuple[ShardStore, ...]:
         """Return the stores in which a finished shard has a file each."""
-        return self.stores if self.sink is None else (self.sink.store,)
+        return self.stores if self.sink is None else self.sink.shard_stores
 
 
 class Executor(Protocol):

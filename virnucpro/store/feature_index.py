@@ -106,6 +106,14 @@ class IndexPart:
                 parts.append(cls.from_file(path.name, embeddings, checksums, hidden))
         return parts
 
+    @classmethod
+    def from_complete_file(
+        cls, name: str, checksums: Checksums, dim: int, n_vectors: int
+    ) -> IndexPart:
+        """Describe a file with one vector for each of its ORFs, which all count."""
+        spans = ((0, n_vectors),)
+        return cls(name, *checksums, dim, n_vectors, n_vectors, spans, spans)
+
     @property
     def place(self) -> tuple[int, str]:
         """Return the sort key: shard number, then file name, so that copies follow."""

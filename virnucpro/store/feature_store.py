@@ -286,8 +286,8 @@ class FeatureReader:
             shard: the shard to read.
             orfs: its ORFs, in order.
             lost_shards: index of each shard without a file -> reason.
-            n_verified: the files of this many first shards were verified before. Other files with
-                originals are verified here.
+            n_verified: the files of this many first shards were verified before, or written by
+                this start. Other files with originals are verified here.
 
         Raises:
             FeatureFileError: a file is missing or corrupt, or its rows are in another order.
@@ -299,15 +299,43 @@ class FeatureReader:
             reasons = {orf.id: loss for orf in embedded}
         else:
             files.append(self._read_embedded(shard, embedded))
-        if copies := [orf for orf in orfs if orf.copy_of is not None]:
+        if len(embedded) < len(orfs):
             delivered = files[0].embeddings.ids if files else ()
-            n_before = _count_before(orfs, frozenset(delivered))
-            embeddings = self._copy_to(copies, n_before, lost_shards, n_verified)
-            checksums = self._store.write(shard, embeddings, copies=1)
-            files.append(StoredFeatures(self._store.path(shard, copies=1), embeddings, checksums))
+            files.append(self._write_copies(shard, orfs, delivered, lost_shards, n_verified))
         for file in files:
             reasons |= {failure.orf_id: failure.reason for failure in file.embeddings.failures}
         return ShardFeatures(tuple(files), reasons)
+
+    def read_copies(
+        self, shard: Shard, orfs: Sequence[Orf], lost_shards: Mapping[int, str], n_verified: int
+    ) -> ShardFeatures:
+        """Read only the features of copies, in a shard whose other ORFs all have vectors.
+
+        Args and errors as in ``read``.
+        """
+        delivered = [orf.id for orf in orfs if orf.copy_of is None]
+        file = self._write_copies(shard, orfs, delivered, lost_shards, n_verified)
+        reasons = {failure.orf_id: failure.reason for failure in file.embeddings.failures}
+        return ShardFeatures((file,), reasons)
+
+    def _write_copies(
+        self,
+        shard: Shard,
+        orfs: Sequence[Orf],
+        delivered: Sequence[str],
+        lost_shards: Mapping[int, str],
+        n_verified: int,
+    ) -> StoredFeatures:
+        """Write the file of a shard's copies.
+
+        Args:
+            delivered: ids of the other ORFs that have a vector.
+        """
+        copies = [orf for orf in orfs if orf.copy_of is not None]
+        n_before = _count_before(orfs, frozenset(delivered))
+        embeddings = self._copy_to(copies, n_before, lost_shards, n_verified)
+        checksums = self._store.write(shard, embeddings, copies=1)
+        return StoredFeatures(self._store.path(shard, copies=1), embeddings, checksums)
 
     def _read_embedded(self, shard: Shard, orfs: Sequence[Orf]) -> StoredFeatures:
         store = self._store

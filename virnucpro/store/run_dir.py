@@ -29,7 +29,7 @@ from virnucpro.store.feature_store import (
     index_path,
     open_stores,
 )
-from virnucpro.store.frame_scores import FrameScoreStore
+from virnucpro.store.frame_scores import FRAME_SCORES, FrameScoreStore
 from virnucpro.store.manifest import Manifest, write_manifest
 from virnucpro.store.run_lock import (
     LOCK,
@@ -351,6 +351,12 @@ class RunDir(SafeDir):
         with suppress(OSError):
             self._delete_owned(self.rows)
 
+    def clear_frame_scores(self) -> None:
+        """Delete the frame scores of a run that keeps its vectors. Remaining ones do no harm."""
+        with suppress(OSError):
+            self.delete_files(self.scores, lambda name: name.endswith(FRAME_SCORES))
+            self.delete_folder(self.scores)
+
     def clear_shards(self) -> None:
         """Delete files that only the run needed. Remaining ones do no harm."""
         with suppress(OSError):
@@ -466,6 +472,10 @@ class RunDir(SafeDir):
         """Return the frame scores of a run, or None if it keeps vectors or has no model."""
         if recipe.keep_vectors or not recipe.encoders:
             return None
+        return self.intermediate_scores(recipe)
+
+    def intermediate_scores(self, recipe: Recipe) -> FrameScoreStore:
+        """Return the frame scores of a run with a head, which may also keep its vectors."""
         return FrameScoreStore(SafeDir(self.root), self.scores, recipe.fingerprint)
 
     def shard_stores(self, recipe: Recipe) -> tuple[ShardStore, ...]:

@@ -1,10 +1,13 @@
-"""Score frames where their vectors are, and read the scores later, in a run without vectors.
+"""Score frames where their vectors are, and read the scores later.
 
 A worker has the vectors of a shard in memory. It applies the head and writes scores and the places
 of the frames, so a reader needs neither the vectors nor the shard. Only a frame that waits for its
-bases (see ``table_tasks``) keeps its vector in the file. The file has no score for a copy. A reader
-takes the score, the failure or the vector of its original: the plan of such a run makes a frame a
-copy only if the head reads the same in both.
+bases (see ``table_tasks``) keeps its vector in the file. The file has no score for a copy.
+
+In a run without vectors, a reader takes the score, the failure or the vector of the original: the
+plan of such a run makes a frame a copy only if the head reads the same in both. A run that keeps
+its vectors deletes the file at its end. The file names the feature files that have the vectors it
+is made from. Copies are scored when their vectors are copied, because their bases may differ.
 """
 
 from __future__ import annotations
@@ -21,15 +24,19 @@ from numpy.typing import NDArray
 
 from virnucpro.core.atomic_io import parse_json
 from virnucpro.core.errors import FeatureFileError
-from virnucpro.core.logging import printable
+from virnucpro.core.logging import LOGGER, printable
+from virnucpro.core.numeric import from_bfloat16, to_bfloat16
 from virnucpro.core.types import Embeddings, Orf, Shard
-from virnucpro.store.feature_file import open_reader
+from virnucpro.store.feature_file import Checksums, open_reader
+from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.frame_scores import Columns, FrameScoreStore
 from virnucpro.store.shard_files import read_shard
+from virnucpro.store.shard_store import ShardStore
 from virnucpro.viral.head import Head
 from virnucpro.workflows.frame_predictions import score_frames
 from virnucpro.workflows.shard_frames import Frame, ShardFrames
 
+_FEATURES = "features"  # column with the checksums of kept feature files
 _TEXTS = ("ids", "chunk_ids", "record_ids", "strands")
 _NUMBERS = ("starts", "ends", "scores", "vector_rows", "vectors")
 
@@ -40,26 +47,49 @@ class FrameScorer:
 
     store: FrameScoreStore
     head: Head
+    feature_stores: tuple[FeatureStore, ...] = ()  # one per encoder if the run keeps vectors
+
+    @property
+    def shard_stores(self) -> tuple[ShardStore, ...]:
+        return self.feature_stores or (self.store,)
 
     def write(self, shard: Shard, orfs: Sequence[Orf], embeddings: Sequence[Embeddings]) -> None:
-        """Score the frames of a shard, and write their file.
+        """Write the feature files of a shard, if they are kept, and the scores of its frames.
 
         Raises:
-            OutputError, StorageError: the file cannot be written.
+            OutputError, StorageError: a file cannot be written.
         """
+        columns = self._write_features(shard, embeddings) if self.feature_stores else {}
         failures = [failure for result in reversed(embeddings) for failure in result.failures]
         reasons = {failure.orf_id: failure.reason for failure in failures}
         originals = [orf for orf in orfs if orf.copy_of is None]
         ids = [orf.id for orf in originals if orf.id not in reasons]
-        vectors = [result.select_vectors(ids) for result in embeddings]
-        combined = vectors[0] if len(vectors) == 1 else np.concatenate(vectors, axis=1)
-        frames = score_frames(originals, combined, reasons, self.head)
+        frames = score_frames(originals, self._select(ids, embeddings), reasons, self.head)
         if len(originals) < len(orfs):
             frames = _insert_copies(frames, orfs)
         copied = [-1 if orf.copy_of is None else orf.copy_of for orf in orfs]
-        columns = {**_to_columns(frames), "originals": np.array(copied, dtype=np.int64)}
+        columns |= {**_to_columns(frames), "originals": np.array(copied, dtype=np.int64)}
         failed_records = list(dict.fromkeys(failure.record_id for failure in failures))
         self.store.write(shard, columns, failed_records)
+
+    def _write_features(
+        self, shard: Shard, embeddings: Sequence[Embeddings]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Write the feature files of a shard, and return the column that names them."""
+        checksums = [
+            store.write(shard, result)
+            for store, result in zip(self.feature_stores, embeddings, strict=True)
+        ]
+        self.store.make_folder()
+        return {_FEATURES: np.frombuffer(json.dumps(checksums).encode(), dtype=np.uint8)}
+
+    def _select(self, ids: Sequence[str], embeddings: Sequence[Embeddings]) -> NDArray[np.float32]:
+        """Return the concatenated vectors of ORFs, as they are kept. n -> (n, dim)"""
+        vectors = [result.select_vectors(ids) for result in embeddings]
+        for i, store in enumerate(self.feature_stores):
+            if store.encoder.store == "bfloat16":
+                vectors[i] = from_bfloat16(to_bfloat16(vectors[i]))
+        return vectors[0] if len(vectors) == 1 else np.concatenate(vectors, axis=1)
 
 
 def _insert_copies(originals: ShardFrames, orfs: Sequence[Orf]) -> ShardFrames:
@@ -97,12 +127,13 @@ def _from_columns(columns: Columns) -> ShardFrames:
 
 
 @dataclass(slots=True, eq=False)
-class _StoredShard:
+class StoredShard:
     """The frames of a shard, as its file has them."""
 
     frames: ShardFrames  # copies have no score
     originals: NDArray[np.int64]  # (n,) ordinal of each copy's original, or -1
     embedded: NDArray[np.int64]  # places of the frames that are not copies
+    features: tuple[Checksums, ...] = ()  # of the feature files, if they are kept
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +142,7 @@ class FrameScoreReader:
 
     store: FrameScoreStore
     shards: Sequence[Shard]
-    _loaded: dict[int, _StoredShard] = field(default_factory=dict)  # by shard index
+    _loaded: dict[int, StoredShard] = field(default_factory=dict)  # by shard index
 
     def read(self, shard: Shard, lost_shards: Mapping[int, str]) -> ShardFrames:
         """Read the frames of a shard, copies with the score of their original.
@@ -127,8 +158,35 @@ class FrameScoreReader:
         places = np.flatnonzero(stored.originals >= 0).tolist()
         return self._fill(stored, places, lost_shards) if places else stored.frames
 
+    def read_originals(self, shard: Shard, features: tuple[Checksums, ...]) -> ShardFrames:
+        """Read the frames of a shard. Copies have no score.
+
+        Args:
+            features: of the feature files. Scores from other files are read again.
+
+        Raises:
+            FeatureFileError: the file is missing or corrupt.
+        """
+        stored = self._load(shard, {})
+        if stored.features != features:
+            del self._loaded[shard.index]
+            stored = self._load(shard, {})
+        return stored.frames
+
+    def find(self, shard: Shard) -> StoredShard | None:
+        """Read the file of a shard, if it has one. A damaged file is deleted."""
+        path = self.store.path(shard)
+        if not path.exists():
+            return None
+        try:
+            return self._load(shard, {})
+        except FeatureFileError as error:
+            LOGGER.warning("%s; its vectors will be read instead", error)
+            self.store.tree.delete(path)
+            return None
+
     def _fill(
-        self, stored: _StoredShard, places: Sequence[int], lost_shards: Mapping[int, str]
+        self, stored: StoredShard, places: Sequence[int], lost_shards: Mapping[int, str]
     ) -> ShardFrames:
         """Return the frames with what the originals of copies have."""
         frames = stored.frames
@@ -168,7 +226,7 @@ class FrameScoreReader:
         stored = self._load(with_originals[number], lost_shards)
         return stored.frames, int(stored.embedded[ordinal - firsts[number]])
 
-    def _load(self, shard: Shard, lost_shards: Mapping[int, str]) -> _StoredShard:
+    def _load(self, shard: Shard, lost_shards: Mapping[int, str]) -> StoredShard:
         n_loaded_at_once = 32
         if loss := lost_shards.get(shard.index):
             return _lost(shard, loss)
@@ -178,22 +236,24 @@ class FrameScoreReader:
             self._loaded[shard.index] = self._read(shard)
         return self._loaded[shard.index]
 
-    def _read(self, shard: Shard) -> _StoredShard:
+    def _read(self, shard: Shard) -> StoredShard:
         columns = self.store.read(shard)
         path = self.store.path(shard)
         with open_reader(path):
             frames = _from_columns(columns)
             originals = columns["originals"]
+            facts = parse_json(columns[_FEATURES].tobytes()) if _FEATURES in columns else []
+            features = tuple(Checksums(label, file) for label, file in facts)
         if (frames.n_frames, len(originals)) != (shard.n_orfs, shard.n_orfs):
             raise FeatureFileError(f"{printable(path)} has {frames.n_frames} frames")
-        return _StoredShard(frames, originals, np.flatnonzero(originals < 0))
+        return StoredShard(frames, originals, np.flatnonzero(originals < 0), features)
 
 
-def _lost(shard: Shard, reason: str) -> _StoredShard:
+def _lost(shard: Shard, reason: str) -> StoredShard:
     """Return the frames of a shard that has no file."""
     orfs = read_shard(shard)
     originals = np.array([-1 if orf.copy_of is None else orf.copy_of for orf in orfs], np.int64)
     frames = ShardFrames.pack(
         Frame.from_orf(orf, None, reason if orf.copy_of is None else "", None) for orf in orfs
     )
-    return _StoredShard(frames, originals, np.flatnonzero(originals < 0))
+    return StoredShard(frames, originals, np.flatnonzero(originals < 0))

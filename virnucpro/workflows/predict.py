@@ -16,6 +16,7 @@ from virnucpro.core.option_schema import convert_options
 from virnucpro.core.recipe import Recipe
 from virnucpro.engine.base import Executor
 from virnucpro.results.outputs import OUTPUTS, open_run_dir
+from virnucpro.store.frame_scores import FrameScoreStore
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
 from virnucpro.store.run_dir import RunDir
@@ -167,14 +168,14 @@ def resolve_calls(config: PredictConfig, run_dir: RunDir, recipe: Recipe) -> Cla
 
 
 def make_sink(run_dir: RunDir, recipe: Recipe, classifier: RecordClassifier) -> FrameScorer | None:
-    """Return what scores the frames in the workers, or None if the run keeps its vectors."""
-    store = run_dir.frame_scores(recipe)
-    if store is None:
+    """Return what scores the frames in the workers, or None without a model or a head."""
+    if not recipe.encoders or classifier.frame_head is None:
+        assert recipe.keep_vectors, "without a head, a run keeps its vectors"
         return None
     from virnucpro.workflows.frame_scoring import FrameScorer
 
-    assert classifier.frame_head is not None, "without a head, a run keeps its vectors"
-    return FrameScorer(store, classifier.frame_head)
+    store = run_dir.intermediate_scores(recipe)
+    return FrameScorer(store, classifier.frame_head, run_dir.feature_stores(recipe))
 
 
 def record_predict(
@@ -203,6 +204,7 @@ def make_row_builder(config: PredictConfig, plan: Plan, calls: Classification) -
         manifest=manifest,
         stores=plan.rundir.feature_stores(manifest.recipe),
         frame_scores=plan.rundir.frame_scores(manifest.recipe),
+        intermediate_scores=_intermediate_scores(plan, calls.classifier),
         slices=plan.shards_by_slice,
         per_file=per_file,
         with_own_ids=per_file and manifest.is_qualified,
@@ -211,6 +213,14 @@ def make_row_builder(config: PredictConfig, plan: Plan, calls: Classification) -
         scores=calls.scores,
         finds_genes=config.options.genes,
     )
+
+
+def _intermediate_scores(plan: Plan, classifier: RecordClassifier) -> FrameScoreStore | None:
+    """Return where workers store the scores of frames, if the run also keeps the vectors."""
+    recipe = plan.manifest.recipe
+    if not (recipe.encoders and recipe.keep_vectors) or classifier.frame_head is None:
+        return None
+    return plan.rundir.intermediate_scores(recipe)
 
 
 def predict_context(

@@ -14,6 +14,7 @@ from virnucpro.results.outputs import OUTPUTS
 from virnucpro.results.row_batches import RowBatch
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.open_codes import find_alternative_codes
+from virnucpro.store.feature_file import Checksums
 from virnucpro.store.feature_store import ShardFeatures
 from virnucpro.store.frame_scores import FrameScoreStore
 from virnucpro.store.plan import Selection
@@ -24,7 +25,7 @@ from virnucpro.viral.provirus import SHORTEST_RECORD, ProvirusFinder
 from virnucpro.viral.types import CalledRecords
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.shard_frames import Frame, FrameRange, ShardFrames
-from virnucpro.workflows.table_tasks import BlockRows, RowBuilder
+from virnucpro.workflows.table_tasks import BlockRows, RowBuilder, ScoredShard, ShardTask
 
 if TYPE_CHECKING:
     from virnucpro.workflows.frame_scoring import FrameScoreReader
@@ -41,6 +42,8 @@ class CallRowBuilder(RowBuilder):
     finder: ProvirusFinder | None = None  # None: no search for regions
     scores: ScoreStore | None = None  # None: scores are not stored
     frame_scores: FrameScoreStore | None = None  # None: the run keeps vectors, or has no model
+    # scores of frames in a run that also keeps the vectors; None: no such run, or not used
+    intermediate_scores: FrameScoreStore | None = None
     score_readers: dict[int, FrameScoreReader] = field(init=False, default_factory=dict)  # by slice
     finds_genes: bool = True  # of viruses
 
@@ -49,13 +52,29 @@ class CallRowBuilder(RowBuilder):
         return self.stores if self.frame_scores is None else (self.frame_scores,)
 
     def read_frames(self, index: int, shard: Shard, lost: Mapping[int, str]) -> ShardFrames:
+        return self._score_reader(index).read(shard, lost)
+
+    def read_originals(
+        self, index: int, shard: Shard, features: tuple[Checksums, ...]
+    ) -> ShardFrames:
+        return self._score_reader(index).read_originals(shard, features)
+
+    def find_scored(self, task: ShardTask) -> ScoredShard | None:
+        if self.intermediate_scores is None or self.feature_format != "h5" or task.hidden:
+            return None
+        from virnucpro.workflows.scored_shards import find_scored
+
+        return find_scored(task, self, self._score_reader(task.slice_index))
+
+    def _score_reader(self, index: int) -> FrameScoreReader:
+        """Return the reader for the stored scores of a slice, with its cache."""
         if index not in self.score_readers:
             from virnucpro.workflows.frame_scoring import FrameScoreReader
 
-            assert self.frame_scores is not None, "only runs without vectors store frame scores"
-            reader = FrameScoreReader(self.frame_scores, self.slices[index])
-            self.score_readers[index] = reader
-        return self.score_readers[index].read(shard, lost)
+            store = self.frame_scores or self.intermediate_scores
+            assert store is not None, "only runs with a head store frame scores"
+            self.score_readers[index] = FrameScoreReader(store, self.slices[index])
+        return self.score_readers[index]
 
     def pack_frames(
         self, orfs: Sequence[Orf], features: Sequence[ShardFeatures], reasons: Mapping[str, str]

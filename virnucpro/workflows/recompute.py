@@ -212,7 +212,9 @@ def _choose(
         with_own_ids=rundir.samples.is_dir() and plan.manifest.is_qualified,
     )
     if isinstance(builder, CallRowBuilder):
-        builder = replace(builder, frame_scores=rundir.frame_scores(recipe))
+        # Rows follow from the kept vectors, if there are any.
+        frame_scores = rundir.frame_scores(recipe)
+        builder = replace(builder, frame_scores=frame_scores, intermediate_scores=None)
     context = replace(context, row_builder=builder)
     return _Recomputation(rundir, share, context, groups, shards, blocks)
 

@@ -180,7 +180,7 @@ def start_workers(
     Their models load during planning.
 
     Args:
-        sink: takes the vectors. None: they are kept.
+        sink: takes the vectors. None: they are kept, and no head reads them.
     """
     for announcement in record.facts["announced"]:
         announce(announcement)
@@ -469,6 +469,8 @@ def finish_run(context: RunContext, summary: Summary, *, is_complete: bool = Tru
     """Write the outcome to ``run.json``, delete intermediate files, and write the page."""
     run_dir = context.run_dir
     hosts = _sum_hosts(run_dir)
+    if context.stores:
+        run_dir.clear_frame_scores()
     hashes = context.checksums.hash()
     state = "complete" if is_complete and not summary.exit_code else "partial"
     context.record.write(state, counts=summary.facts, hosts=hosts, **{Outputs.field: hashes})

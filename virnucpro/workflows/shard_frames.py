@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isnan
 from typing import NamedTuple
@@ -98,6 +98,24 @@ class ShardFrames:
             [None if row < 0 else row for row in self.vector_rows.tolist()],
         )
         return list(map(Frame, *columns))
+
+    def fill(self, positions: NDArray[np.int64], frames: ShardFrames) -> ShardFrames:
+        """Return the frames with scores, failures and vectors from others at these positions."""
+        scores = self.scores.copy()
+        scores[positions] = frames.scores
+        vector_rows = self.vector_rows.copy()
+        is_waiting = frames.vector_rows >= 0
+        vector_rows[positions] = np.where(is_waiting, frames.vector_rows + len(self.vectors), -1)
+        places = positions.tolist()
+        more_failures = {places[i]: reason for i, reason in frames.failures.items()}
+        vectors = [rows for rows in (self.vectors, frames.vectors) if len(rows)]
+        return replace(
+            self,
+            scores=scores,
+            failures={**self.failures, **more_failures},
+            vector_rows=vector_rows,
+            vectors=np.concatenate(vectors) if vectors else self.vectors,
+        )
 
     def find_runs(self, first: int, end: int) -> Iterator[tuple[str, int, int]]:
         """Yield the record id, first and end of each run of frames in a range."""

@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 from itertools import chain, compress
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from virnucpro.core.errors import InputError
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import FeatureFormat, Recipe
 from virnucpro.core.types import Orf, Records, Shard
 from virnucpro.results.row_batches import RowBatch
 from virnucpro.sequences.fasta import Block, Span, StreamCache, parse_block
+from virnucpro.store.feature_file import Checksums
 from virnucpro.store.feature_index import IndexPart
 from virnucpro.store.feature_store import FeatureReader, FeatureStore, ShardFeatures
 from virnucpro.store.manifest import Manifest
@@ -56,6 +60,25 @@ class StoredFrames:
 
     def load(self, builder: RowBuilder, /) -> ShardFrames:
         return builder.read_frames(self.slice_index, self.shard, self.lost)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FilledFrames:
+    """The frames of a shard whose worker has scored all but the copies."""
+
+    slice_index: int
+    shard: Shard
+    features: tuple[Checksums, ...]  # of the feature files that the scores are made from
+    copies: ShardFrames  # scored by the task that read their vectors
+    positions: NDArray[np.int64]  # of the copies in the shard
+
+    @property
+    def n_frames(self) -> int:
+        return self.shard.n_orfs
+
+    def load(self, builder: RowBuilder, /) -> ShardFrames:
+        frames = builder.read_originals(self.slice_index, self.shard, self.features)
+        return frames.fill(self.positions, self.copies)
 
 
 class ShardRange(NamedTuple):
@@ -118,6 +141,23 @@ class RowBuilder(ABC):
         """
         raise NotImplementedError
 
+    def read_originals(
+        self, index: int, shard: Shard, features: tuple[Checksums, ...]
+    ) -> ShardFrames:
+        """Read the stored frames of a shard of a slice. Copies have no score.
+
+        Args:
+            features: see ``FilledFrames``.
+
+        Raises:
+            FeatureFileError: their file is missing or corrupt.
+        """
+        raise NotImplementedError
+
+    def find_scored(self, task: ShardTask) -> ScoredShard | None:
+        """Return the frames of a shard, if its worker has stored all scores of their vectors."""
+        return None
+
     @abstractmethod
     def pack_frames(
         self, orfs: Sequence[Orf], features: Sequence[ShardFeatures], reasons: Mapping[str, str]
@@ -156,7 +196,10 @@ class ScoredShard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """Read a shard and its vectors, verify them, and score the frames."""
+    """Read a shard and its vectors, verify them, and score the frames.
+
+    Vectors that a worker of this start has made and scored are not read again.
+    """
 
     slice_index: int
     shard: Shard
@@ -171,6 +214,8 @@ class ShardTask:
             FeatureFileError: a feature file is incomplete.
             StorageError: the shard has changed since it was written.
         """
+        if scored := builder.find_scored(self):
+            return scored
         orfs = read_shard(self.shard)
         unseen = {orf.id for orf in orfs if orf.record_id in self.hidden}
         features = [

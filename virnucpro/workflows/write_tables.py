@@ -7,7 +7,7 @@ in order, so the output is deterministic. Few tasks are in flight, so memory is 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -59,12 +59,17 @@ class Backlog:
     def __init__(self, pending: Iterable[Shard] = ()) -> None:
         self.reasons: dict[int, str] = {}
         self._pending = {shard.index for shard in pending}
+        self._new = frozenset(self._pending)
         self._is_abandoned = False
         self._changed = Condition()
 
     @property
     def is_empty(self) -> bool:
         return not self._pending
+
+    def is_new(self, shard: Shard) -> bool:
+        """Return True if this start embeds a shard, or has embedded it."""
+        return shard.index in self._new
 
     def is_pending(self, shard: Shard) -> bool:
         """Return True if a shard is not embedded yet and embedding continues."""
@@ -370,11 +375,15 @@ class TableWriter:
                 store_files.extend(more_files)
             return scored
 
-        for shard in self.context.plan.slice_plans[slice_.index].shards:
+        shards = self.context.plan.slice_plans[slice_.index].shards
+        old_indices = [shard.index for shard in shards if not self.backlog.is_new(shard)]
+        for shard in shards:
             while tasks and (len(tasks) > helpers.n_ahead or self.backlog.is_pending(shard)):
                 yield take()
             self.backlog.wait_for(shard)
-            n_verified = tasks[0][0].index if tasks else shard.index
+            first_unread = tasks[0][0].index if tasks else shard.index
+            unverified = old_indices[bisect_left(old_indices, first_unread) :]
+            n_verified = unverified[0] if unverified else shard.index + 1
             reasons = dict(self.backlog.reasons)
             task = ShardTask(slice_.index, shard, reasons, n_verified, hidden)
             tasks.append((shard, helpers.submit(task)))
