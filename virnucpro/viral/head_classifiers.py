@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, compress, groupby
 from math import isnan
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -260,17 +261,68 @@ def _call_by_frames(
 ) -> CalledRecords:
     """Call records by their frame scores."""
     screened = reject_reasons(records, recipe)
-    calls = list[Call]()
-    for place, (record, predictions) in enumerate(zip(records.iter_records(), frames, strict=True)):
-        length = len(record.sequence)
-        if place in screened:
-            status, note = screened[place]
-            calls.append(Call(record.name, length, status, record.sample, note=note))
-        else:
-            calls.append(call_record(record, recipe.count_chunks(length), predictions, facts))
+    lengths: list[int] = records.lengths.tolist()
+    no_frames = _FrameCall.from_predictions((), facts)
+    rows = [_FrameCall.from_predictions(one, facts) if one else no_frames for one in frames]
+    n_chunks = list(map(recipe.count_chunks, lengths))
+    for place, (status, note) in screened.items():
+        rows[place] = _FrameCall(status, note=note)
+        n_chunks[place] = 0
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(6)]
+    statuses, scores, are_viruses, n_chunks_scored, n_frames_scored, notes = columns
+    n_records = len(lengths)
+    calls = Calls(
+        record_ids=records.names,
+        lengths=lengths,
+        statuses=statuses,
+        samples=list(records.samples),
+        virus_scores=scores,
+        base_scores=[None] * n_records,
+        are_viruses=are_viruses,
+        rates=[None] * n_records,
+        n_chunks=n_chunks,
+        n_chunks_scored=n_chunks_scored,
+        n_frames_scored=n_frames_scored,
+        notes=notes,
+        evidences=[""] * n_records,
+        known_families=[""] * n_records,
+        n_known_kmers=[None] * n_records,
+    )
     embedded: dict[int, Sequence[Prediction]] = {i: each for i, each in enumerate(frames) if each}
-    scores = FrameScores.from_predictions(frames)
-    return CalledRecords(records, Calls.from_calls(calls), scores, embedded=embedded)
+    return CalledRecords(records, calls, FrameScores.from_predictions(frames), embedded=embedded)
+
+
+class _FrameCall(NamedTuple):
+    """What the frames of a record decide about it."""
+
+    status: Status
+    virus_score: float | None = None
+    is_virus: bool = False
+    n_chunks_scored: int = 0
+    n_frames_scored: int = 0
+    note: str = ""
+
+    @classmethod
+    def from_predictions(cls, predictions: Sequence[Prediction], facts: HeadInfo) -> _FrameCall:
+        """Decide by the frames of a record that passed the screen."""
+        chunks = chunk_scores(predictions)
+        n_failed = sum(bool(prediction.failure) for prediction in predictions)
+        status: Status = "scored" if chunks else "no_orf"
+        score = None
+        is_virus = False
+        if n_failed and n_failed == len(predictions):
+            status = "failed"
+        elif chunks:
+            score = facts.score([scores for _, scores in chunks])
+            is_virus = score >= facts.threshold
+        return cls(
+            status,
+            virus_score=score,
+            is_virus=is_virus,
+            n_chunks_scored=len(chunks),
+            n_frames_scored=len(predictions) - n_failed,
+            note=failure_note(predictions) if n_failed else "",
+        )
 
 
 def call_record(
@@ -284,25 +336,11 @@ def call_record(
     Failed frames do not count in the score. The note counts them. If all frames failed, the record
     failed.
     """
-    chunks = chunk_scores(predictions)
-    n_failed = sum(bool(prediction.failure) for prediction in predictions)
-    status: Status = "scored" if chunks else "no_orf"
-    score = None
-    is_virus = False
-    if n_failed and n_failed == len(predictions):
-        status = "failed"
-    elif chunks:
-        score = facts.score([scores for _, scores in chunks])
-        is_virus = score >= facts.threshold
+    decision = _FrameCall.from_predictions(predictions, facts)
     return Call(
         record.name,
         len(record.sequence),
-        status,
-        record.sample,
-        virus_score=score,
-        is_virus=is_virus,
+        sample=record.sample,
         n_chunks=n_chunks,
-        n_chunks_scored=len(chunks),
-        n_frames_scored=len(predictions) - n_failed,
-        note=failure_note(predictions),
+        **decision._asdict(),
     )

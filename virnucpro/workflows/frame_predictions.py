@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, repeat
+from math import isnan
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.types import PROTEIN, FastaRecord, Orf
+from virnucpro.core.types import PROTEIN, Orf, Records
 from virnucpro.viral.head import Head
 from virnucpro.viral.types import Prediction
 from virnucpro.workflows.shard_frames import Frame, FrameRange, ShardFrames
@@ -60,53 +62,81 @@ def _classify(
 
 
 def predict_records(
-    records: Sequence[FastaRecord],
+    records: Records,
     ranges: Sequence[Sequence[FrameRange]],
     frames: Sequence[ShardFrames],
     head: Head | None,
 ) -> list[list[Prediction]]:
     """Return each record's predictions, one per frame."""
-    shard_frames = [packed.unpack() for packed in frames]
-    frames_by_record: list[list[tuple[int, Frame]]] = []
-    for record_ranges in ranges:
-        record_frames: list[tuple[int, Frame]] = []
-        for frame_range in record_ranges:
-            selected = shard_frames[frame_range.shard][frame_range.first : frame_range.end]
-            record_frames += [(frame_range.shard, frame) for frame in selected]
-        frames_by_record.append(record_frames)
-    waiting = list(_pending_records(records, frames_by_record))
-    scores = _score_pending(waiting, frames, head) if waiting else {}
+    firsts = [0] * len(frames)  # first frame of each shard that belongs to these records
+    ends = [0] * len(frames)
+    for shard, first, end in chain.from_iterable(ranges):
+        firsts[shard] = min(firsts[shard], first) if ends[shard] else first
+        ends[shard] = max(ends[shard], end)
+    unpacked = list(map(_unpack, frames, firsts, ends))
     predictions: list[list[Prediction]] = []
-    for record_frames in frames_by_record:
-        predictions.append([_to_prediction(shard, frame, scores) for shard, frame in record_frames])
+    for record_ranges in ranges:
+        record_predictions: list[Prediction] = []
+        for shard, first, end in record_ranges:
+            n_before = firsts[shard]
+            record_predictions += unpacked[shard][first - n_before : end - n_before]
+        predictions.append(record_predictions)
+    if any((packed.vector_rows >= 0).any() for packed in frames):
+        _score_waiting(records, ranges, frames, head, predictions)
     return predictions
 
 
-def _score_pending(
-    waiting: Sequence[tuple[int, int, str]], frames: Sequence[ShardFrames], head: Head | None
-) -> dict[tuple[int, int], float]:
-    """Score vectors that waited for their bases.
+def _unpack(frames: ShardFrames, first: int, end: int) -> list[Prediction]:
+    """Return predictions for the frames ``first:end`` in a shard."""
+    rows = slice(first, end)
+    orfs = map(
+        Orf,
+        frames.ids.split("\n")[rows],
+        frames.chunk_ids.split("\n")[rows],
+        frames.record_ids.split("\n")[rows],
+        frames.starts[rows].tolist(),
+        frames.ends[rows].tolist(),
+        frames.strands[rows],
+        repeat(""),  # without letters
+    )
+    scores = [None if isnan(score) else score for score in frames.scores[rows].tolist()]
+    failures = [""] * len(scores)
+    for position, reason in frames.failures.items():
+        if first <= position < end:
+            failures[position - first] = reason
+    return list(map(Prediction, orfs, scores, failures))
 
-    Returns:
-        (shard, vector row) -> score.
-    """
+
+def _score_waiting(
+    records: Records,
+    ranges: Sequence[Sequence[FrameRange]],
+    frames: Sequence[ShardFrames],
+    head: Head | None,
+    predictions: Sequence[list[Prediction]],
+) -> None:
+    """Score the vectors that waited for bases, in the predictions of each record."""
+    waiting = list(_find_waiting(ranges, frames))
+    if not waiting:
+        return
     assert head, "frames wait only for a head that reads bases"
-    vectors = np.stack([frames[shard].vectors[row] for shard, row, _ in waiting])
-    values = _classify(head, vectors, [bases for _, _, bases in waiting])
-    keys = ((shard, row) for shard, row, _ in waiting)
-    return dict(zip(keys, values, strict=True))
+    bases = [
+        predictions[index][position].orf.coding_sequence(records.sequences[index])
+        for index, position, _ in waiting
+    ]
+    values = _classify(head, np.stack([vector for _, _, vector in waiting]), bases)
+    for (index, position, _), value in zip(waiting, values, strict=True):
+        prediction = predictions[index][position]
+        predictions[index][position] = prediction._replace(virus_score=value)
 
 
-def _to_prediction(shard: int, frame: Frame, scores: Mapping[tuple[int, int], float]) -> Prediction:
-    score = frame.score if frame.vector_row is None else scores[shard, frame.vector_row]
-    return Prediction(frame.orf, score, frame.failure)
-
-
-def _pending_records(
-    records: Sequence[FastaRecord], frames: Sequence[Sequence[tuple[int, Frame]]]
-) -> Iterator[tuple[int, int, str]]:
-    """Yield shard, vector row and bases for each vector that waits for bases."""
-    for record, record_frames in zip(records, frames, strict=True):
-        for shard, frame in record_frames:
-            if frame.vector_row is not None:
-                yield shard, frame.vector_row, frame.orf.coding_sequence(record.sequence)
+def _find_waiting(
+    ranges: Sequence[Sequence[FrameRange]], frames: Sequence[ShardFrames]
+) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+    """Yield record index, position among its frames, and vector, of each frame that waits."""
+    for index, record_ranges in enumerate(ranges):
+        n_before = 0
+        for shard, first, end in record_ranges:
+            rows = frames[shard].vector_rows[first:end]
+            for position in np.flatnonzero(rows >= 0).tolist():
+                yield index, n_before + position, frames[shard].vectors[rows[position]]
+            n_before += end - first

@@ -102,9 +102,8 @@ class CallRowBuilder(RowBuilder):
         if self.scores is None:
             from virnucpro.workflows.frame_predictions import predict_records
 
-            predictions = predict_records(
-                list(records.iter_records()), ranges, frames, self.classifier.frame_head
-            )
+            head = self.classifier.frame_head
+            predictions = predict_records(records, ranges, frames, head)
             results = self._add_notes(self.classifier.call(records, predictions, self.recipe))
         else:
             scored, is_new = self._read_or_score(index, records, self.scores)
