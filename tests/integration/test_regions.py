@@ -720,7 +720,7 @@ def test_regions_command_uses_the_runs_model(tmp_path, chromosomes, tiny):
         path.write_text("the model itself is not opened")
     write_run_json(folder, stored)
     assert model_of_regions() == str(own)
-    assert (folder / "virnucpro.log").read_text().count("learned from my own prophages") == 2
+    assert (folder / "virnucpro.log").read_text().count("my own prophages") == 2
     tables = {**stored["tables"], "model": "esm2_t33_650M_UR50D"}
     write_run_json(folder, {**stored, "tables": tables})
     assert model_of_regions() is None  # and nothing is fetched

@@ -459,6 +459,7 @@ def config(**changes: object) -> Callable[[Path], None]:
         *((partial(promise_columns, n_columns=n), "cannot be read: ") for n in (10**9, 1 << 62)),
         (cut_off, "cannot be read: "),
         (put_a_pipe, "it is not a plain file"),
+        (lambda folder: (folder / "config.json").unlink(), "is not a model: it has no config.json"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be read: Expecting"),
         (lambda folder: (folder / "config.json").unlink(), "config.json"),
         (

@@ -144,6 +144,11 @@ def open_slices(path: Path, framework: Literal["np", "pt"]) -> dict[str, Any]:
 
 
 def unreadable_error(path: Path, why: object) -> UnavailableError:
+    if path.is_dir() and not (path / CONFIG).exists():
+        return UnavailableError(
+            f"{printable(path)} is not a model: it has no {CONFIG}",
+            hint=f"a model folder contains {CONFIG} and *.safetensors files",
+        )
     return UnavailableError(
         f"{printable(path)} cannot be read: {printable(why)}",
         hint=f"a model folder contains {CONFIG} and *.safetensors files"

@@ -61,7 +61,7 @@ def find_regions(asked: RegionsOptions, on_event: EventHandler) -> RecordCounts:
         finder = ProvirusFinder.load_builtin(
             manifest.recipe.genetic_code, None, options.region_model, options.min_posterior
         )
-        announce(f"regions: learned from {finder.model.training}")
+        announce(f"regions: by a model that was trained on {finder.model.training}")
         with Outputs(rundir).rewriting((RECORD_TABLE.file, *_WRITTEN)):
             tally = _write_files(
                 rundir,
