@@ -38,7 +38,7 @@ OURS = re.compile(
     r"|regions\.(tsv|bed|gff3|fasta)|tracks\.tsv\.gz"
     r"|genes\.(tsv|gff3)|proteins\.faa|miuvig\.tsv"
     r"|features|features\.h5|features/(\d{6}(_copies)?\.h5|parts\.json|index\.parquet|lookup\.npy)"
-    r"|scores|scores/\d{6}\.scores"
+    r"|scores|scores/\d{6}\.(scores|frames)"
     r"|shards|shards/(\d{6}\.(f[an]a|plan|ids|chunks)|plan\.json)|inputs|inputs/[0-9a-f]{16}\.fa"
 )
 
