@@ -17,12 +17,22 @@ from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Shard
 from virnucpro.engine.progress import ProgressState
 from virnucpro.engine.shard_feed import ShardFeed
+from virnucpro.workflows.write_tables import Backlog
 
 SHARDS = tuple(Shard(index, Path(), 10, 10, 1000, "") for index in range(4))
 NO_MEMORY = Memory(0, 0)
 ESM2 = EncoderSpec(
     family="esm2", model="tiny", sha256="", layer=1, pooling="mean", precision="fp32", dim=1
 )
+
+
+def test_shards_that_are_planned_later_belong_to_this_start():
+    backlog = Backlog()
+    backlog.add(SHARDS[1:3])
+    assert [backlog.is_new(shard) for shard in SHARDS] == [False, True, True, False]
+    backlog.on_event(ShardDone("cpu", SHARDS[1], 1.0, 0))
+    assert backlog.is_new(SHARDS[1]), "its files need no check although it is done"
+    assert [backlog.is_pending(shard) for shard in SHARDS] == [False, False, True, False]
 
 
 def test_feed_gives_each_shard_once_in_order():

@@ -59,7 +59,7 @@ class Backlog:
     def __init__(self, pending: Iterable[Shard] = ()) -> None:
         self.reasons: dict[int, str] = {}
         self._pending = {shard.index for shard in pending}
-        self._new = frozenset(self._pending)
+        self._new = set(self._pending)
         self._is_abandoned = False
         self._changed = Condition()
 
@@ -83,7 +83,9 @@ class Backlog:
         """
         with self._changed:
             self.check()
-            self._pending.update(shard.index for shard in shards)
+            indices = [shard.index for shard in shards]
+            self._new.update(indices)
+            self._pending.update(indices)
 
     def on_event(self, event: WorkerEvent) -> None:
         """Settle the shard that ends: it has a feature file, or a reason why it never will.
