@@ -154,8 +154,8 @@ def _log(event: RunEvent) -> None:
             )
         case ShardsPlanned(pending=pending, n_done_before=before, planned_share=share):
             LOGGER.info(
-                "%s more to embed, %s finished earlier; %s of the input planned",
-                format_count(len(pending), "shard"),
+                "%s to embed, %s finished earlier; %s of the input planned",
+                format_count(len(pending), "more shard"),
                 f"{before:,}",
                 percent(share),
             )

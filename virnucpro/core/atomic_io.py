@@ -53,44 +53,36 @@ _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b000300000000000000
 
 # by error number: the kind of error, and what the user can do
 _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
-    number: (kind, remedy)
-    for kind, remedy, numbers in (
-        (StorageError, "make room there", (errno.ENOSPC, errno.EDQUOT)),
-        (StorageError, "files may not grow so large here: see `ulimit -f`", (errno.EFBIG,)),
-        (StorageError, "too many files are open: see `ulimit -n`", (errno.EMFILE, errno.ENFILE)),
-        (
-            StorageError,
-            "free memory, or ask for more: see `ulimit -v`, or the limits of the job",
-            (errno.ENOMEM,),
-        ),
-        (
-            StorageError,
-            "the disk, or the connection to it, has a fault: see the system log",
-            (errno.EIO,),
-        ),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), (StorageError, "make room there")),
+    errno.EFBIG: (StorageError, "files may not grow so large here: see `ulimit -f`"),
+    **dict.fromkeys(
+        (errno.EMFILE, errno.ENFILE), (StorageError, "too many files are open: see `ulimit -n`")
+    ),
+    errno.ENOMEM: (
+        StorageError,
+        "free memory, or ask for more: see `ulimit -v`, or the limits of the job",
+    ),
+    errno.EIO: (StorageError, "the disk, or the connection to it, has a fault: see the system log"),
+    **dict.fromkeys(
+        (errno.ENOENT, errno.ESTALE),
         (
             OutputError,
             "it, or its folder, is missing: create it, or put back what was moved or deleted",
-            (errno.ENOENT, errno.ESTALE),
         ),
-        (
-            OutputError,
-            "check the permissions there, or choose another folder",
-            (errno.EACCES, errno.EPERM, errno.EROFS),
-        ),
-        (
-            OutputError,
-            "something else has this name: move it away, or choose another path",
-            # ENXIO: a pipe, a socket or a device
-            (errno.EEXIST, errno.ENXIO, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY),
-        ),
-        (
-            OutputError,
-            "choose another path: this one is too long, or a broken link",
-            (errno.ENAMETOOLONG, errno.ELOOP),
-        ),
-    )
-    for number in numbers
+    ),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        (OutputError, "check the permissions there, or choose another folder"),
+    ),
+    **dict.fromkeys(
+        # ENXIO: a pipe, a socket or a device
+        (errno.EEXIST, errno.ENXIO, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY),
+        (OutputError, "something else has this name: move it away, or choose another path"),
+    ),
+    **dict.fromkeys(
+        (errno.ENAMETOOLONG, errno.ELOOP),
+        (OutputError, "choose another path: this one is too long, or a broken link"),
+    ),
 }
 
 

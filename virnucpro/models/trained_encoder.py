@@ -36,6 +36,7 @@ from virnucpro.models.base import (
     has_prefix,
     read_tensors,
 )
+from virnucpro.models.eight_bits import EIGHT_BITS
 from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.esm2.model_files import ESM2Model, inspect_esm2, require_esm2
@@ -90,7 +91,7 @@ class _TrainedModel(Model):
     weights: Weights = field(compare=False, repr=False)  # of the network over the residues
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
-        return "bf16" if precision in ("fp8", "int8") else precision
+        return "bf16" if precision in EIGHT_BITS else precision
 
     def describe(self, spec: EncoderSpec) -> str:
         on_base = f" on {printable(self.base.name)}" if self.base is not None else ""

@@ -42,6 +42,7 @@ from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.base import Encoder, load_encoder
 from virnucpro.models.device_choice import DeviceChoice, choose_precision, choose_tokens
 from virnucpro.models.devices import choose_devices
+from virnucpro.models.eight_bits import EIGHT_BITS
 from virnucpro.models.esm2.model_files import estimate_memory
 from virnucpro.models.nvidia import list_gpus
 from virnucpro.models.packing import use_device
@@ -274,7 +275,7 @@ def _limits(device: torch.device, precisions: Sequence[Precision]) -> Iterator[_
     copied_bytes = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}
     n_bytes = copied_bytes[device.type]
     for precision in precisions:
-        if precision not in ("fp8", "int8"):  # their products need a scale per row
+        if precision not in EIGHT_BITS:  # their products need a scale per row
             what = f"matrix product, {side} x {side}"
             limit = _HardwareLimit(what=what, precision=precision, unit="FLOP/s")
             yield _best_rate(limit, 2.0 * side**3, device, partial(_product, device, precision))
