@@ -352,7 +352,7 @@ def test_bf16_on_cpus_that_multiply_it_fast(monkeypatch, tmp_path, vendor, flags
     facts = tmp_path / "cpuinfo"
     text = f"vendor_id\t: {vendor}\nmodel name\t: \xae CPU\nflags\t\t: {flags}\n\n"
     facts.write_bytes(2 * text.encode("latin-1"))  # a name may be no UTF-8
-    monkeypatch.setattr(devices, "_CPU_FACTS", facts)
+    monkeypatch.setattr(devices, "CPU_FACTS", facts)
     assert cpu_has_bf16() == is_fast
 
 
@@ -368,7 +368,7 @@ def test_bf16_on_cpus_that_multiply_it_fast(monkeypatch, tmp_path, vendor, flags
 def test_int8_needs_instructions_for_it(monkeypatch, tmp_path, flags, has_int8):
     facts = tmp_path / "cpuinfo"
     facts.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\n")
-    monkeypatch.setattr(devices, "_CPU_FACTS", facts)
+    monkeypatch.setattr(devices, "CPU_FACTS", facts)
     choice = choose_devices(ComputeOptions(device="cpu"))
     if has_int8:
         assert choose_precision("int8", choice) == "int8"

@@ -21,7 +21,7 @@ from virnucpro.models.device_choice import ELSE_CPU, DeviceChoice
 if TYPE_CHECKING:
     from virnucpro.core.device_options import ComputeOptions
 
-_CPU_FACTS = Path("/proc/cpuinfo")
+CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def has_mps() -> bool:
@@ -142,8 +142,8 @@ def cpu_has_int8() -> bool:
 
 def _read_cpu_facts() -> dict[str, list[str]]:
     """Read what the kernel tells about the first processor: name -> words."""
-    if not _CPU_FACTS.exists():
+    if not CPU_FACTS.exists():
         return {}
-    with _CPU_FACTS.open(errors="replace") as lines:
+    with CPU_FACTS.open(errors="replace") as lines:
         facts = dict(reversed([line.split(":", 1) for line in lines if ":" in line]))
     return {name.strip(): fact.split() for name, fact in facts.items()}
