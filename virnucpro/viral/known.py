@@ -50,8 +50,8 @@ CELLULAR = (1 << NODE_BITS) - 1  # node of k-mers that cells have, too
 NEEDED_PER_FAMILY_HIT = 1.5  # hits in several families that count as one hit in a single family
 MAX_CELLULAR_PER_VIRAL = 0.5  # cellular hits per viral hit in a known window are below this
 _BASES_AT_ONCE = 1_000_000  # for counting hits by node
-# Fewer bases do not begin the use of filters, which take as long to make as lookups of a million
-# bases save
+# Filters are made for blocks of this size. They take as long to make as they save in lookups of a
+# million bases, and serve smaller blocks once they exist.
 _MIN_BASES_FOR_FILTERS = 300_000
 MIN_FAMILY_SHARE = 0.5  # viral hit share in known windows that a family needs to be named
 MIN_FAMILY_HITS = 2  # hits that a family needs to be named
