@@ -331,7 +331,7 @@ def test_mistake_is_an_error_with_a_hint(sequences, options, words):
 @pytest.mark.parametrize(
     ("function", "option", "hint"),
     [
-        (virnucpro.predict, "treshold", "did you mean threshold? options are add, "),
+        (virnucpro.predict, "thresholds", "did you mean threshold? options are add, "),
         (virnucpro.predict, "layers", "it is an option of extract; options are add, "),
         (virnucpro.embed, "output_dir", "it is an option of predict and extract; options are "),
         (virnucpro.embed, "qqq", "options are "),
