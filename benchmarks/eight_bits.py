@@ -5,15 +5,19 @@ by a scale, and multiplies the weights by it: max |x| ** strength / max |w| ** (
 the channel. The largest |x| come from other random proteins than those that are measured.
 
 Formats are emulated in float32 on the CPU: rows are scaled by their largest number and rounded, as
-in ``virnucpro.models.eight_bits``. Weights are random. With ``outlier`` above 1, one channel in a
-hundred behind a LayerNorm is that many times larger, and its weights are smaller by as much, so the
-model computes the same. Published language models have such channels.
+in ``virnucpro.models.eight_bits``. The last row is int8 as a run computes it, which smooths only
+large channels (``virnucpro.models.smoothing``).
+
+Weights are random. With ``outlier`` above 1, one channel in a hundred behind a LayerNorm is that
+many times larger, and its weights are smaller by as much, so the model computes the same. Published
+language models have such channels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from timing import proteins_of
@@ -40,7 +44,8 @@ class EightBitRow:
     model: str
     number: str  # e4m3 or int8
     outlier: float
-    strength: float | None  # None: no smoothing
+    strength: float | None  # None: no smoothing, or that of a run
+    is_emulated: bool
     n_tokens: int
     largest_error: float
 
@@ -74,11 +79,15 @@ def compare_smoothing(
     model: str, shape: ESM2Shape, n_tokens: int, outlier: float
 ) -> Iterator[EightBitRow]:
     """Yield a row for each format and smoothing strength."""
-    encoder = create_esm2(shape, random_tensors(shape, _CPU), shape.n_layers, torch.float32, _CPU)
-    encoder.attend = choose_kernel(_CPU, torch.float32, shape.head_dim)
-    _add_outliers(encoder, outlier)
+    encoder = _random_encoder(shape, torch.float32, outlier)
     proteins = proteins_of("six-frame-500", n_tokens, seed=3)
     exact = _embed(encoder, proteins)
+    row = partial(
+        EightBitRow,
+        model=model,
+        outlier=outlier,
+        n_tokens=sum(len(protein) + 2 for protein in proteins),
+    )
     linears = _linears(encoder)
     maxima = _largest_inputs(encoder, proteins_of("six-frame-500", n_tokens, seed=9))
     for number in ("e4m3", "int8"):
@@ -88,16 +97,23 @@ def compare_smoothing(
                 if strength is not None:
                     scales = channel_scales(maxima[place], linear.weight, strength)
                 _replace(encoder, place, EmulatedLinear(linear, number, scales))
-            found = _embed(encoder, proteins)
-            errors = (found - exact).norm(dim=1) / exact.norm(dim=1)
-            yield EightBitRow(
-                model=model,
-                number=number,
-                outlier=outlier,
-                strength=strength,
-                n_tokens=sum(len(protein) + 2 for protein in proteins),
-                largest_error=float(errors.max()),
-            )
+            error = _largest_error(_embed(encoder, proteins), exact)
+            yield row(number=number, strength=strength, is_emulated=True, largest_error=error)
+    quantised = _random_encoder(shape, torch.bfloat16, outlier).quantise(_CPU, torch.int8)
+    error = _largest_error(_embed(quantised, proteins), exact)
+    yield row(number="int8", strength=None, is_emulated=False, largest_error=error)
+
+
+def _largest_error(vectors: Tensor, exact: Tensor) -> float:
+    return float(((vectors - exact).norm(dim=1) / exact.norm(dim=1)).max())
+
+
+def _random_encoder(shape: ESM2Shape, dtype: torch.dtype, outlier: float) -> ESM2:
+    """Make an encoder with random weights, the same ones in each ``dtype``, and outliers."""
+    encoder = create_esm2(shape, random_tensors(shape, _CPU), shape.n_layers, dtype, _CPU)
+    encoder.attend = choose_kernel(_CPU, dtype, shape.head_dim)
+    _add_outliers(encoder, outlier)
+    return encoder
 
 
 def channel_scales(largest_inputs: Tensor, weight: Tensor, strength: float) -> Tensor:

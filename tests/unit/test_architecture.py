@@ -33,7 +33,8 @@ MODEL += [
     for name in (
         *("attention", "checkpoint", "checkpoint_model", "converted", "eight_bits", "packing"),
         *("head_tensors", "heads", "output_pass", "output_choice"),
-        *("pooling", "protein_tokens", "transformer", "transformer_encoder", "triton_kernels"),
+        *("pooling", "protein_tokens", "sample_proteins", "smoothing", "transformer"),
+        *("transformer_encoder", "triton_kernels"),
         *("attention_tiles", "triton_tiles"),
     )
 ]

@@ -31,7 +31,7 @@ FOREIGN_OPTIONS = """
     --array --chaos-seed --configfile --cores --deepmicroclass --dependency --dry-run
     --force-reinstall --genomad --gpu-bind --gres --hypothesis-profile --index-url --jaeger --jobs
     --kraken2 --kraken2-database --logdir --mem --nnodes --no-deps --no-python --nproc-per-node --nv
-    --output --parsable --parts --rdzv-backend --rdzv-endpoint --records --repeats --rounds --run
+    --outliers --output --parsable --parts --rdzv-backend --rdzv-endpoint --records --repeats --rounds --run
     --shards --silent --slurm-no-account --slurm-status-command --snakefile --tokens --workers
     --wrap
 """

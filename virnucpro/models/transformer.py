@@ -32,6 +32,7 @@ from virnucpro.models.attention import (
 from virnucpro.models.checkpoint import ROPE_THETA, Tensors
 from virnucpro.models.eight_bits import EIGHT_BITS, Linear8, Rows8, quantise
 from virnucpro.models.packing import PackedBatch
+from virnucpro.models.smoothing import NormedProducts, measure_channels, smooth
 
 # The dtype of weights in memory and of product results, by precision.
 DTYPES: Mapping[str, torch.dtype] = {
@@ -146,6 +147,11 @@ class TransformerLayer(nn.Module):
         self.n_heads = n_heads
         self.dtype = dtype  # dtype of the first factor in products
         self.is_fused = dtype == torch.bfloat16 and cpu_fuses_linear()
+
+    @property
+    @abstractmethod
+    def normed_products(self) -> tuple[NormedProducts, ...]:
+        """Return the norms with the linear layers that take their outputs."""
 
     @abstractmethod
     def add_mlp(self, stream: ResidualStream) -> None:
@@ -324,11 +330,22 @@ class PackedTransformer(nn.Module):
     def quantise(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Move a bf16 model to a device, with products of 8-bit numbers within its layers.
 
-        The model moves layer by layer, so the device never has all weights in 16 bits.
+        The model moves layer by layer, so the device never has all weights in 16 bits. Before int8,
+        activations are smoothed, which takes three proteins in bf16.
         """
+        maxima = self._measure_channels() if dtype == torch.int8 else {}
         for layer in self.each_layer():
+            for products in layer.normed_products if maxima else ():
+                smooth(products, maxima[products.norm])
             layer.to(device).quantise(dtype)
         return self.to(device)
+
+    def _measure_channels(self) -> Mapping[nn.LayerNorm, Tensor]:
+        """Return the largest size of each channel behind each norm in a layer, (dim,)."""
+        products = [each for layer in self.each_layer() for each in layer.normed_products]
+        return measure_channels(
+            products, lambda protein: self(PackedBatch.from_sequences([protein]))
+        )
 
     def reorder_weights(self) -> None:
         """Convert the weights to oneDNN's layout, if it runs their bf16 or fp32 products here."""

@@ -22,6 +22,7 @@ from virnucpro.models.eight_bits import EIGHT_BITS
 from virnucpro.models.esm2.config import N_TOKENS, ESM2Shape
 from virnucpro.models.packing import PackedBatch, to_device
 from virnucpro.models.protein_tokens import AMINO_ACID_TOKENS, MASK
+from virnucpro.models.smoothing import NormedProducts
 from virnucpro.models.transformer import (
     Factor,
     PackedTransformer,
@@ -49,6 +50,13 @@ class Layer(TransformerLayer):
         self.mlp_norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
         self.up = nn.Linear(dim, 4 * dim, dtype=dtype)
         self.down = nn.Linear(4 * dim, dim, dtype=dtype)
+
+    @property
+    def normed_products(self) -> tuple[NormedProducts, ...]:
+        return (
+            NormedProducts(self.attention_norm, (self.qkv,)),
+            NormedProducts(self.mlp_norm, (self.up,)),
+        )
 
     def forward(self, x: Tensor, batch: RunLayout, attend: Kernel) -> Tensor:
         """Apply the layer, and keep only its input for the gradient (checkpointing).

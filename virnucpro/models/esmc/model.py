@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from virnucpro.models.attention import Kernel, attend_runs
 from virnucpro.models.checkpoint import LAYER_NORM_EPS
 from virnucpro.models.esmc.config import N_TOKENS, ESMCShape
+from virnucpro.models.smoothing import NormedProducts
 from virnucpro.models.transformer import (
     Factor,
     PackedTransformer,
@@ -43,6 +44,13 @@ class ESMCLayer(TransformerLayer):
         self.mlp_norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
         self.gate_up = nn.Linear(dim, 2 * shape.inner, bias=False, dtype=dtype)
         self.down = nn.Linear(shape.inner, dim, bias=False, dtype=dtype)
+
+    @property
+    def normed_products(self) -> tuple[NormedProducts, ...]:
+        return (
+            NormedProducts(self.attention_norm, (self.qkv,)),
+            NormedProducts(self.mlp_norm, (self.gate_up,)),
+        )
 
     def project(self, normed: Factor) -> Tensor:
         """Project queries, keys and values. Norm queries and keys in place, in float32.

@@ -21,7 +21,14 @@ from virnucpro.models.esmc.config import MODEL_TYPE, infer_shape, open_tensors
 from virnucpro.models.esmc.loading import config_of, read_heads
 from virnucpro.models.packing import PackedEncoder
 from virnucpro.models.protein_tokens import tokenize
-from virnucpro.models.validation.roundings import Loss, Reference, add_roundings, pool_alone
+from virnucpro.models.smoothing import NormedProducts
+from virnucpro.models.validation.roundings import (
+    Loss,
+    Reference,
+    add_roundings,
+    add_smoothing,
+    pool_alone,
+)
 
 
 class _EsmcParts(NamedTuple):
@@ -153,6 +160,8 @@ class _ReferenceEncoder(PackedEncoder):
         the gate in 16 bits. Rotated queries and keys are the factors of the attention scores in any
         precision.
         """
+        if precision == "int8":
+            add_smoothing(self._normed_products(), lambda protein: self.embed([protein]))
         lose = add_roundings(self.module.layers, precision, n_tokens)
         if precision == "fp32" and self.lm_head is not None:
             add_roundings(self.lm_head, precision, n_tokens)
@@ -163,6 +172,19 @@ class _ReferenceEncoder(PackedEncoder):
             attention = layer.self_attn
             for module in (attention.q_norm, attention.k_norm, layer.mlp.act_fn):
                 module.register_forward_hook(lambda *call: lose(call[-1]))
+
+    def _normed_products(self) -> list[NormedProducts]:
+        products = []
+        for layer in self.module.layers:
+            attention = layer.self_attn
+            projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+            products += [
+                NormedProducts(layer.input_layernorm, projections),
+                NormedProducts(
+                    layer.post_attention_layernorm, (layer.mlp.gate_proj, layer.mlp.up_proj)
+                ),
+            ]
+        return products
 
     def _round_scores(self, lose: Loss) -> None:
         """Round the rotated queries and keys, where transformers calls its attention function."""

@@ -48,6 +48,7 @@ from virnucpro.models.eight_bits import check_device
 from virnucpro.models.lookup import open_model
 from virnucpro.models.packing import PackedEncoder, use_device
 from virnucpro.models.registry import find_family
+from virnucpro.models.sample_proteins import SAMPLE_PROTEINS
 from virnucpro.models.validation.compare_outputs import (
     CONTACT_LENGTHS,
     OutputDeviation,
@@ -525,18 +526,6 @@ BASES = "ACGT"
 ODD_LETTERS = "XBZUOJ.-*"  # J and * have no token: they become <unk>
 LENGTHS = (1, 2, 3, 5, 9, 16, 33, 50, 63, 64, 100, 128, 166, 167, 257, 400, 512, 777, 1022)
 _SEED = 1
-_KNOWN = {
-    "ubiquitin": ("MQIFVKTLTGKTITLEVEPSDTIENVKAKIQDKEGIPPDQQRLIFAGKQLEDGRTLSDYNIQKESTLHLVLRLRGG"),
-    "lysozyme": (
-        "KVFGRCELAAAMKRHGLDNYRGYSLGNWVCAAKFESNFNTQATNRNTDGSTDYGILQINSRWWCNDGRTPGSRNLCNIPC"
-        "SALLSSDITASVNCAKKIVSDGNGMNAWVAWRNRCKGTDVQAWIRGCRL"
-    ),
-    "gfp": (
-        "MSKGEELFTGVVPILVELDGDVNGHKFSVSGEGEGDATYGKLTLKFICTTGKLPVPWPTLVTTFSYGVQCFSRYPDHMKQ"
-        "HDFFKSAMPEGYVQERTIFFKDDGNYKTRAEVKFEGDTLVNRIELKGIDFKEDGNILGHKLEYNYNSHNVYIMADKQKNG"
-        "IKVNFKIRHNIEDGSVQLADHYQQNTPIGDGPVLLPDNHYLSTQSALSKDPNEKRDHMVLLEFVTAAGITHGMDELYK"
-    ),
-}
 
 
 def make_panel(reads: Alphabet = Alphabet.PROTEIN) -> dict[str, str]:
@@ -544,7 +533,7 @@ def make_panel(reads: Alphabet = Alphabet.PROTEIN) -> dict[str, str]:
     every = 5  # every fifth letter in a usual sequence becomes an odd one
     odd_bases = "NRU-"
     rng = Random(_SEED)
-    panel = dict(_KNOWN)
+    panel = dict(SAMPLE_PROTEINS)
     usual = AMINO_ACIDS
     odd = ODD_LETTERS
     if reads is not Alphabet.PROTEIN:

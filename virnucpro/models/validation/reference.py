@@ -23,9 +23,15 @@ from virnucpro.models.esm2.loading import ROTARY, fair_esm_state_dict, read_head
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.packing import PackedEncoder, to_device
 from virnucpro.models.protein_tokens import EXTRA_TOKENS
+from virnucpro.models.smoothing import NormedProducts
 from virnucpro.models.transformer import DTYPES, rotary_frequencies
 from virnucpro.models.validation.fair_esm import load_fair_esm
-from virnucpro.models.validation.roundings import Reference, add_roundings, pool_alone
+from virnucpro.models.validation.roundings import (
+    Reference,
+    add_roundings,
+    add_smoothing,
+    pool_alone,
+)
 
 # our names of the heads' tensors -> fair-esm's; its decoder is always the embedding
 _HEADS = {
@@ -60,6 +66,8 @@ def load_reference(spec: EncoderSpec, weights: Path, device: torch.device) -> Re
     rotations = [each for each in layers.modules() if type(each).__name__ == "RotaryEmbedding"]
 
     def round_off(precision: Precision, n_tokens: int) -> None:
+        if precision == "int8":
+            add_smoothing(_normed_products(layers), lambda protein: encoder.embed([protein]))
         lose = add_roundings(layers, precision, n_tokens)
         if precision == "fp32":  # in others, our head is more exact than our layers
             add_roundings(encoder.model.lm_head, precision, n_tokens)
@@ -67,6 +75,18 @@ def load_reference(spec: EncoderSpec, weights: Path, device: torch.device) -> Re
             module.register_forward_hook(lambda *call: tuple(map(lose, call[-1])))
 
     return Reference("fair-esm", encoder, round_off)
+
+
+def _normed_products(layers: Any) -> list[NormedProducts]:  # noqa: ANN401 - of fair-esm
+    products = []
+    for layer in layers:
+        attention = layer.self_attn
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        products += [
+            NormedProducts(layer.self_attn_layer_norm, projections),
+            NormedProducts(layer.final_layer_norm, (layer.fc1,)),
+        ]
+    return products
 
 
 def load_model(weights: Path, shape: ESM2Shape, dtype: torch.dtype, device: torch.device) -> Any:  # noqa: ANN401 - an ``ESM2`` of fair-esm

@@ -11,7 +11,7 @@ fp16, and 2^-24 for float32.
 
 bf16, fp16: weights, factors and product results are rounded to the precision. Sums are float32,
 which adds no notable error. fp8, int8: weights and the factors multiplied by them are rounded
-row by row, as in ``eight_bits``, and the rest as in bf16.
+row by row, as in ``eight_bits``, and the rest as in bf16. int8 is smoothed before, as in a run.
 
 float32: a sum over n terms with random signs is rounded at each step, on average at 1 / sqrt(2) of
 its final size. Its relative error is 0.42 u sqrt(n / 2), as if each term had this error. Both
@@ -23,7 +23,7 @@ The factors and results of products get normal noise of this size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,7 @@ from virnucpro.core.model_outputs import Pooling
 from virnucpro.core.recipe import Precision
 from virnucpro.models.base import Encoder, Rows
 from virnucpro.models.eight_bits import EIGHT_BITS, quantise, restore
+from virnucpro.models.smoothing import NormedProducts, measure_channels, smooth
 from virnucpro.models.transformer import DTYPES
 
 Loss = Callable[[Tensor], Tensor]
@@ -71,6 +72,13 @@ def add_roundings(layers: nn.Module, precision: Precision, n_tokens: int) -> Los
         linear.register_forward_pre_hook(lambda _, inputs: tuple(map(lose_factors, inputs)))
         linear.register_forward_hook(lambda *call: lose(call[-1]))
     return lose
+
+
+def add_smoothing(products: Sequence[NormedProducts], embed: Callable[[str], object]) -> None:
+    """Smooth a float32 model as our encoder before int8. ``embed`` runs it on one protein."""
+    maxima = measure_channels(products, embed)
+    for each in products:
+        smooth(each, maxima[each.norm])
 
 
 def _rounding(dtype: torch.dtype) -> Loss:
