@@ -133,7 +133,7 @@ check() { # NAME OPTIONS...
 }
 
 case $call in
-right) # 10 + 60 + 2 * 25 + 10 + 100 + 75 + 3 * 30 + 75 seconds
+right) # 10 + 60 + 2 * 25 + 10 + 100 + 75 + 4 * 30 + 75 seconds
     need pytest xdist hypothesis
     [[ $device != cuda ]] || run 10 gpu_card.txt nvidia-smi --format=csv \
         --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit,temperature.gpu
@@ -148,6 +148,7 @@ right) # 10 + 60 + 2 * 25 + 10 + 100 + 75 + 3 * 30 + 75 seconds
     check gpu_check
     check gpu_check_fp32 --precision fp32
     check gpu_check_fp8 --precision fp8
+    check gpu_check_int8 --precision int8
     run 75 gpu_right.txt python3 -m virnucpro bench --device "$device" --json \
         "$results/gpu_right.json" --models 8M --quick
     ;;

@@ -1,7 +1,7 @@
 """Measure where a batch spends its time on one GPU, and what changes to the encoder would gain.
 
-The ways are runs in bf16 and fp8, and some that no run uses: all in float32 by PyTorch, as the
-reference for distances; rotation and LayerNorm in PyTorch; GELU by tanh in the epilogue of a
+The ways are runs in bf16, fp8 and int8, and some that no run uses: all in float32 by PyTorch, as
+the reference for distances; rotation and LayerNorm in PyTorch; GELU by tanh in the epilogue of a
 product; attention in tiles of 64 queries that short proteins share. A way that does not run here
 gets a row with the reason.
 
@@ -37,13 +37,13 @@ from torch import Tensor, nn
 
 from virnucpro.core.recipe import Precision
 from virnucpro.models.attention import (
-    E4M3,
     Kernel,
     attend_tiles,
     attend_tiles_rotating,
     attend_varlen,
     choose_kernel,
 )
+from virnucpro.models.eight_bits import EIGHT_BITS
 from virnucpro.models.esm2.config import HEADS_FAIR_ESM, ESM2Shape, ESM2Tensors
 from virnucpro.models.esm2.loading import FAIR_ESM, ROTARY, create_esm2, empty_model, split_tensors
 from virnucpro.models.esm2.model import ESM2, Layer
@@ -127,8 +127,8 @@ def load_made(setting: Setting, precision: Precision, kernel: Kernel) -> TimedEn
     model = create_esm2(
         shape, random_tensors(shape, device), shape.n_layers, DTYPES[precision], device
     )
-    if precision == "fp8":
-        model.quantise(device, E4M3)
+    if precision in EIGHT_BITS:
+        model.quantise(device, EIGHT_BITS[precision])
     model.attend = kernel
     encoder = TransformerEncoder(setting.spec(precision), model, device)
     plan = plan_by(encoder, setting.tokens_per_batch)
@@ -136,7 +136,7 @@ def load_made(setting: Setting, precision: Precision, kernel: Kernel) -> TimedEn
 
 
 def load_plain(setting: Setting, precision: Precision = "bf16") -> TimedEncoder:
-    number = E4M3 if precision == "fp8" else DTYPES[precision]
+    number = EIGHT_BITS.get(precision, DTYPES[precision])
     kernel = choose_kernel(torch.device(setting.device), number, setting.shape.head_dim)
     return load_made(setting, precision, kernel)
 
@@ -147,6 +147,10 @@ def load_fp32(setting: Setting) -> TimedEncoder:
 
 def load_fp8(setting: Setting) -> TimedEncoder:
     return load_plain(setting, "fp8")
+
+
+def load_int8(setting: Setting) -> TimedEncoder:
+    return load_plain(setting, "int8")
 
 
 def load_without_triton(setting: Setting) -> TimedEncoder:
@@ -178,12 +182,17 @@ WAYS = {
     "attention in shared tiles": load_tiles,
     "attention in shared tiles that rotate": load_rotating_tiles,
     "fp8": load_fp8,
+    "int8": load_int8,
 }
 
 
 def way_of(name: str) -> Way:
     load = WAYS[name]
-    precisions: dict[object, Precision] = {load_fp32: "fp32", load_fp8: "fp8"}
+    precisions: dict[object, Precision] = {
+        load_fp32: "fp32",
+        load_fp8: "fp8",
+        load_int8: "int8",
+    }
     return Way(OURS, precisions.get(load, "bf16"), name, load)
 
 

@@ -101,11 +101,12 @@ def test_unavailable_variants_say_why(tmp_path):
     setting = Setting(tmp_path / "not there.pt", TINY, "cpu", 600)  # weights are made on the device
     proteins = proteins_of("reads-150", 1000, seed=3)
     rows = {row.how: row for row in compare_variants(setting, "reads-150", proteins, 0.0)}
-    assert len(rows) == len(variants.WAYS) == 7
+    assert len(rows) == len(variants.WAYS) == 8
     errors = {name: row.largest_error for name, row in rows.items() if not row.reason}
-    assert list(errors) == ["eager", "as in a run", "GELU by tanh", "fp8"]
+    assert list(errors) == ["eager", "as in a run", "GELU by tanh", "fp8", "int8"]
     # from vectors in float32, of the same weights in every way
     assert errors["eager"] == 0 < errors["as in a run"] < 1e-2 < errors["fp8"] < 0.4
+    assert errors["as in a run"] < errors["int8"] < errors["fp8"]
     assert rows["rotation and LayerNorm by PyTorch"].reason, "a CPU has no FlashAttention"
     assert not profile_kernels(setting, "tiny", "reads-150", proteins, "bf16").reason
     small, large = try_budgets(setting, "tiny", [200, 1000])
@@ -170,7 +171,7 @@ CALLS = {
     "right": [
         *("devices", "predict", "predict_cpu", "predict_compared"),
         *("tests", "full_650M"),
-        *("check", "check_fp32", "check_fp8", "right"),
+        *("check", "check_fp32", "check_fp8", "check_int8", "right"),
     ],
     "time": ["time_650M", "time_3B"],
     "short": ["short_8M", "short_35M", "short_150M", "short_650M"],

@@ -373,7 +373,7 @@ def test_int8_needs_instructions_for_it(monkeypatch, tmp_path, flags, has_int8):
     if has_int8:
         assert choose_precision("int8", choice) == "int8"
     else:
-        with pytest.raises(UnavailableError, match="--precision int8 needs a CPU with VNNI"):
+        with pytest.raises(UnavailableError, match="and newer, or a CPU with VNNI"):
             choose_precision("int8", choice)
     assert choose_precision("auto", choice) != "int8"
 
@@ -410,9 +410,13 @@ def test_devices_are_described_with_kernels(feign):
     facts = json.loads(json.dumps(measure_machine(None, read_machine({}), try_gpus)))
     h100, a100, v100, refused = facts["gpus"]
     assert (h100["no_fp8"], refused["no_fp8"]) == (None, None)
+    assert (a100["no_int8"], v100["no_int8"]) == (
+        None,
+        "it needs compute capability 8.0; this has 7.0",
+    )
     assert a100["no_fp8"] == "it needs compute capability 8.9; this has 8.0"
     assert a100["kernels"] == {**h100["kernels"], "fp8 quantise": a100["no_fp8"]}
-    names = "rotation, residual + LayerNorm, fp8 quantise, DNABERT-S attention"
+    names = "rotation, residual + LayerNorm, fp8 quantise, int8 quantise, DNABERT-S attention"
     assert ", ".join(h100["kernels"]) == names
     assert h100["kernels"]["rotation"] == a100["kernels"]["rotation"] == "used"
     assert v100["cannot_be_used"] and not v100["kernels"], "a GPU without use is not tried"
@@ -420,7 +424,8 @@ def test_devices_are_described_with_kernels(feign):
     text = described(try_gpus)
     assert text.count("fp8 with --precision fp8") == 2
     assert text.count("no fp8: it needs compute capability 8.9; this has 8.0") == 1
-    assert text.count("kernels used: rotation, residual + LayerNorm, fp8 quantise, DNA") == 1
+    assert text.count("kernels used: rotation, residual + LayerNorm, fp8 quantise, int8") == 1
+    assert text.count("int8 with --precision int8") >= 3
     assert text.count("(CompilationError: no C compiler)") == 1
     assert text.count("(they are for NVIDIA GPUs)") == 2, "an Apple GPU, and the CPU"
     lines = describe_machine(measure_machine(None, read_machine({}), try_gpus))
@@ -433,7 +438,7 @@ def test_untestable_gpu_is_described():
     """This machine has no GPU."""
     (refusals,) = try_here(["cuda:0"]).values()
     assert "Error: " in refusals["fp8"]
-    assert refusals == dict.fromkeys(("fp8", *NAMES), refusals["fp8"])
+    assert refusals == dict.fromkeys(("fp8", "int8", *NAMES), refusals["fp8"])
     assert not our_processes()
 
 
@@ -489,6 +494,7 @@ def test_card_that_limits_others_is_named(chosen, cards, is_auto, words):
         ([GTX], "fp16", "fp16"),
         ([L4, L4], "auto", "bf16"),  # fp8 is never chosen
         ([L4, L4], "fp8", "fp8"),
+        ([L4, A100], "int8", "int8"),
     ],
 )
 def test_precision_is_fast_on_every_gpu(chosen, cards, asked, precision):
@@ -504,7 +510,7 @@ def test_precision_is_fast_on_every_gpu(chosen, cards, asked, precision):
     [
         ([GTX], "bf16", "--precision bf16", "leave it out"),
         ([], "fp16", "--precision fp16", "leave it out"),
-        ([H200], "int8", r"needs a CPU with VNNI or AMX, and the run uses cuda:0", "leave it out"),
+        ([T4], "int8", r"8\.0 and newer, or a CPU with VNNI or AMX, .* cuda:0", "leave it out"),
         ([L4, A100], "fp8", r"cuda:1 \(NVIDIA A100\) has 8\.0$", "alone with --gpus 0"),
         ([], "fp8", r"8\.9 and newer, and this run uses none$", "--device cpu --precision fp8"),
     ],

@@ -128,6 +128,8 @@ CASES = [
         (Case("cpu", torch.int8, attend_compiled), ()),
         (Case("cuda", E4M3, attend_varlen), on_ada),
         (Case("cuda", E4M3, attend_varlen_triton), on_ada),
+        (Case("cuda", torch.int8, attend_varlen), on_ampere),
+        (Case("cuda", torch.int8, attend_varlen_triton), on_ampere),
         (Case("cuda", torch.float32, attend_runs), on_cuda),
         (Case("cuda", torch.float16, attend_runs), on_cuda),
         (Case("cuda", torch.float32, attend_efficient), on_cuda),
@@ -277,16 +279,18 @@ def test_int8_product_equals_its_rounded_rows(n_tokens, n_in, n_out, has_bias):
     torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-6)
 
 
-def test_torch_without_fp8_products_is_named(monkeypatch):
+@pytest.mark.parametrize(("precision", "name"), [("fp8", "_scaled_mm"), ("int8", "_int_mm")])
+def test_torch_without_8_bit_products_is_named(monkeypatch, precision, name):
     def refuse(*_: object, **__: object) -> Tensor:
-        raise RuntimeError("Rowwise scaling is not currently supported on your device")
+        raise RuntimeError("not currently supported on your device")
 
-    monkeypatch.setattr(torch, "_scaled_mm", refuse)
-    with pytest.raises(UnavailableError, match="no products in fp8 for meta: Rowwise") as caught:
-        check_device(torch.device("meta"))
+    monkeypatch.setattr(torch, name, refuse)
+    with pytest.raises(UnavailableError, match=f"no products in {precision} for meta") as caught:
+        check_device(torch.device("meta"), precision)
     assert caught.value.hint == "use --precision bf16"
     monkeypatch.undo()
-    check_device(torch.device("meta"))  # its shapes, types and layouts are those of a GPU's product
+    # Its shapes, types and layouts are those of a GPU's product.
+    check_device(torch.device("meta"), precision)
 
 
 class CoarseRotary(RotaryEmbedding):

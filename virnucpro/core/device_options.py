@@ -33,8 +33,8 @@ class ComputeOptions:
             "Compute matrix products in this precision; auto: bf16 where it is faster than fp32, "
             "fp16 on older GPUs with tensor cores, else fp32. fp8 is for ESM-2 3B and 15B on GPUs "
             "of compute capability 8.9 and newer: weights take half the memory. int8 is for CPUs "
-            "with VNNI or AMX, where it is faster. Both make vectors less exact (`virnucpro models "
-            "check` shows by how much).",
+            "with VNNI or AMX, where it is faster, and GPUs from 8.0 on. Both make vectors less "
+            "exact (`virnucpro models check` shows by how much).",
             Panel.DEVICES,
         ),
     ] = "auto"

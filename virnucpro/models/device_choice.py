@@ -11,6 +11,7 @@ from virnucpro.core.recipe import Footprint, Precision
 
 ELSE_CPU = with_options("see `virnucpro devices`, or run on the CPU with {device:cpu}")
 OLDEST_FOR_FP8 = (8, 9)
+OLDEST_FOR_INT8 = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class Gpu:
     def has_fp8(self) -> bool:
         return self.capability >= OLDEST_FOR_FP8
 
+    @property
+    def has_int8(self) -> bool:
+        """Return True if our kernels for 8 bits run on it, too."""
+        return self.capability >= OLDEST_FOR_INT8
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
@@ -49,11 +55,15 @@ class DeviceChoice:
     has_bf16: bool
     memory: int  # free bytes on the smallest GPU, or for each CPU worker
     gpus: tuple[Gpu, ...] = ()  # NVIDIA GPUs, in ``devices`` order
-    has_int8: bool = False  # a CPU with instructions for products of 8-bit integers
+    cpu_has_int8: bool = False  # instructions for products of 8-bit integers
 
     @property
     def kind(self) -> str:
         return self.devices[0].partition(":")[0]
+
+    @property
+    def has_int8(self) -> bool:
+        return self.cpu_has_int8 or (bool(self.gpus) and all(gpu.has_int8 for gpu in self.gpus))
 
     @property
     def has_fast_fp16(self) -> bool:
@@ -154,7 +164,9 @@ def choose_precision(request: str, choice: DeviceChoice) -> Precision:
         case "int8":
             raise UnavailableError(
                 with_options(
-                    "{precision:int8} needs a CPU with VNNI or AMX, and the run uses {shown}",
+                    "{precision:int8} needs GPUs of compute capability {oldest} and newer, or a "
+                    "CPU with VNNI or AMX, and the run uses {shown}",
+                    oldest=format_version(OLDEST_FOR_INT8),
                     shown=choice.descriptions[0],
                 ),
                 hint="leave it out for the best that the device has",

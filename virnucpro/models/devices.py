@@ -117,7 +117,7 @@ def _choose_cpu(workers: int | None, model_bytes: int, machine: Machine) -> Devi
             f"{format_count(machine.cores, 'core')}{limits}",
         ),
         has_bf16=cpu_has_bf16(),
-        has_int8=cpu_has_int8(),
+        cpu_has_int8=cpu_has_int8(),
         memory=machine.memory_available // n_workers,
     )
 

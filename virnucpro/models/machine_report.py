@@ -12,6 +12,7 @@ from virnucpro.core.logging import format_count
 from virnucpro.core.machine import GIB, Machine
 from virnucpro.models.device_choice import (
     OLDEST_FOR_FP8,
+    OLDEST_FOR_INT8,
     DeviceChoice,
     Gpu,
     choose_precision,
@@ -25,14 +26,21 @@ from virnucpro.models.torch_build import TorchBuild, torch_build
 _COLUMNS = 80  # of the lines that describe a machine
 _INDENT = 8 * " "
 _UNBROKEN = "\N{NO-BREAK SPACE}"
-_KERNELS = ("rotation", "residual + LayerNorm", "fp8 quantise", "DNABERT-S attention")
+_KERNELS = (
+    "rotation",
+    "residual + LayerNorm",
+    "fp8 quantise",
+    "int8 quantise",
+    "DNABERT-S attention",
+)
 _USED = "used"
 _WITHOUT_TRITON = {
     "no_fp8": "only `virnucpro models check` emulates it here",
+    "no_int8": "it is for NVIDIA GPUs and CPUs",
     "kernels": dict.fromkeys(_KERNELS, "they are for NVIDIA GPUs"),
 }
-# Takes torch device names. For each device, returns why it has no fp8 (key "fp8") and why each
-# kernel does not run (key: kernel name). A reason is "" if the device has fp8, or the kernel runs.
+# Takes torch device names. For each device, returns why it has no products in "fp8" or "int8" and
+# why each kernel does not run (key: kernel name). A reason is "" if there is none.
 TryGpus = Callable[[Sequence[str]], Mapping[str, Mapping[str, str]]]
 
 
@@ -67,8 +75,8 @@ def measure_machine(
             "memory_total": machine.memory_total,
             "memory_limited_by": machine.memory_source,
             "precision": "bf16" if cpu_has_bf16() else "fp32",
-            "no_int8": None if cpu_has_int8() else "it needs VNNI or AMX",
             **_WITHOUT_TRITON,
+            "no_int8": None if cpu_has_int8() else "it needs VNNI or AMX",
         },
     }
 
@@ -82,10 +90,12 @@ def _gpu_facts(
         else Unusable("PyTorch is not installed", "pip install torch")
     )
     refusals = dict(trials.get(device or "", {}))
-    if not gpu.has_fp8:
-        needs = f"it needs compute capability {format_version(OLDEST_FOR_FP8)}"
-        refusals["fp8"] = f"{needs}; this has {format_version(gpu.capability)}"
-    refusals["fp8 quantise"] = refusals.get("fp8 quantise") or refusals.get("fp8", "")
+    for precision, oldest in (("fp8", OLDEST_FOR_FP8), ("int8", OLDEST_FOR_INT8)):
+        if gpu.capability < oldest:
+            needs = f"it needs compute capability {format_version(oldest)}"
+            refusals[precision] = f"{needs}; this has {format_version(gpu.capability)}"
+        kernel = f"{precision} quantise"
+        refusals[kernel] = refusals.get(kernel) or refusals.get(precision, "")
     kernels = {name: refusals.get(name) or _USED for name in _KERNELS}
     return {
         "device": device,
@@ -97,6 +107,7 @@ def _gpu_facts(
         "remedy": lack.remedy if lack else None,
         "precision": choose_precision("auto", DeviceChoice((), (), gpu.has_bf16, 0, (gpu,))),
         "no_fp8": refusals.get("fp8") or None,
+        "no_int8": refusals.get("int8") or None,
         "kernels": kernels if device in trials else {},
         "state": asdict(read_gpu_state(gpu.uuid)),
         "near_cores": format_cores(read_near_cores(gpu.uuid)) or None,
@@ -128,8 +139,7 @@ def describe_machine(facts: Mapping[str, Any]) -> list[str]:
         f"cpu     {format_count(cpu['cores'], 'core')}, {_format_memory(cpu)}, {cpu['precision']}"
     )
     limits = f"cores limited by {cpu['cores_limited_by']}, memory by {cpu['memory_limited_by']}"
-    int8 = f"no int8: {cpu['no_int8']}" if cpu["no_int8"] else "int8 with --precision int8"
-    return lines + _wrap_lines(head, limits, int8, *_describe_kernels(cpu))
+    return lines + _wrap_lines(head, limits, *_describe_kernels(cpu))
 
 
 def _format_memory(facts: Mapping[str, Any]) -> str:
@@ -161,14 +171,17 @@ def _describe_kernels(facts: Mapping[str, Any]) -> list[str]:
     by_outcome: dict[str, list[str]] = {}
     for kernel, outcome in facts["kernels"].items():
         by_outcome.setdefault(outcome, []).append(kernel)
-    fp8 = f"no fp8: {facts['no_fp8']}" if facts["no_fp8"] else "fp8 with --precision fp8"
+    eight_bits = [
+        f"no {name}: {reason}" if reason else f"{name} with --precision {name}"
+        for name, reason in (("fp8", facts["no_fp8"]), ("int8", facts["no_int8"]))
+    ]
     used = by_outcome.pop(_USED, [])
     kernels = [f"Triton kernels used: {', '.join(used)}"] if used else []
     kernels += [
         f"Triton kernels not used: {', '.join(names)} ({reason})"
         for reason, names in by_outcome.items()
     ]
-    return [fp8, *kernels]
+    return [*eight_bits, *kernels]
 
 
 def _wrap_lines(head: str, *rest: str) -> list[str]:

@@ -26,6 +26,7 @@ from virnucpro.models.attention import (
     TRITON_KERNELS,
     Kernel,
     RunLayout,
+    attend_runs,
     choose_kernel,
     triton_kernels,
 )
@@ -190,10 +191,10 @@ class TransformerLayer(nn.Module):
             ordered = torch.ops.mkldnn._reorder_linear_weight(part.weight, usual_tokens)
             part.weight = nn.Parameter(ordered, requires_grad=False)
 
-    def quantise(self, dtype: torch.dtype) -> None:
+    def quantise(self, dtype: torch.dtype, *, has_triton: bool = False) -> None:
         """Switch to products of 8-bit numbers. The loaded weights are bf16."""
         for name in self.products:
-            setattr(self, name, Linear8(getattr(self, name), dtype))
+            setattr(self, name, Linear8(getattr(self, name), dtype, has_triton=has_triton))
         self.dtype = dtype
         self.is_fused = False
 
@@ -333,11 +334,14 @@ class PackedTransformer(nn.Module):
         The model moves layer by layer, so the device never has all weights in 16 bits. Before int8,
         activations are smoothed, which takes three proteins in bf16.
         """
+        self.attend = attend_runs  # with it, norms are called as modules on any device
         maxima = self._measure_channels() if dtype == torch.int8 else {}
+        self.attend = choose_kernel(device, dtype, self.shape.head_dim)
+        has_triton = self.attend in TRITON_KERNELS
         for layer in self.each_layer():
             for products in layer.normed_products if maxima else ():
                 smooth(products, maxima[products.norm])
-            layer.to(device).quantise(dtype)
+            layer.to(device).quantise(dtype, has_triton=has_triton)
         return self.to(device)
 
     def _measure_channels(self) -> Mapping[nn.LayerNorm, Tensor]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.models.attention import choose_kernel, describe
+from virnucpro.models.attention import describe
 from virnucpro.models.base import check_unchanged
 from virnucpro.models.checkpoint import count_bytes, hash_weights
 from virnucpro.models.checkpoint_model import WORTH_CONVERTING
@@ -47,10 +47,8 @@ def load_encoder(
     n_layers = None if spec.needs_head else spec.layer
     dtype = DTYPES[spec.precision]
     if factors := EIGHT_BITS.get(spec.precision):
-        if spec.precision == "fp8":
-            check_device(device)
+        check_device(device, spec.precision)
         model = load(weights, n_layers, dtype, torch.device("cpu")).quantise(device, factors)
-        model.attend = choose_kernel(device, factors, model.shape.head_dim)
         return TransformerEncoder(spec, model, device, heads)
     model = load(weights, n_layers, dtype, device)
     # Workers share the pages of a converted copy, so its weights keep their layout.

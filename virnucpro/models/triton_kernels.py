@@ -35,9 +35,9 @@ _MIN_WIDTH = 16  # minimum width of a product factor in Triton
 # Kernel names for messages.
 ROTATION = "rotation"
 BORDER = "residual + LayerNorm"
-EIGHT_BITS = "fp8 quantise"
+TO_8_BITS = {torch.float8_e4m3fn: "fp8 quantise", torch.int8: "int8 quantise"}
 TEXTS = "DNABERT-S attention"
-NAMES = (ROTATION, BORDER, EIGHT_BITS, TEXTS)
+NAMES = (ROTATION, BORDER, *TO_8_BITS.values(), TEXTS)
 # Errors from compiling (no compiler, no writable folder), loading or launching.
 _SYSTEM_FAILURES = (ImportError, OSError, RuntimeError, SubprocessError)
 _FAILURES = _SYSTEM_FAILURES if triton is None else (*_SYSTEM_FAILURES, triton.TritonError)
@@ -46,9 +46,9 @@ _FAILURES = _SYSTEM_FAILURES if triton is None else (*_SYSTEM_FAILURES, triton.T
 def unavailable_kernels(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     """Try each kernel for products in this dtype.
 
-    The kernels for e4m3 are ``quantise`` and those for bf16. The kernel for float32 is DNABERT-S
-    attention. The first call on a machine compiles the kernels, which needs a C compiler and a
-    folder for Triton's cache.
+    The kernels for 8 bits are those for bf16 and those that round to 8 bits and restore. The kernel
+    for float32 is DNABERT-S attention. The first call on a machine compiles the kernels, which
+    needs a C compiler and a folder for Triton's cache.
 
     Returns:
         For each kernel name, the reason why it does not run. The reason is empty if it runs.
@@ -56,13 +56,13 @@ def unavailable_kernels(device: torch.device, dtype: torch.dtype) -> dict[str, s
     if dtype == torch.float32:
         trials = {TEXTS: lambda: _try_texts(device)}
     else:
-        number = torch.bfloat16 if dtype == torch.float8_e4m3fn else dtype
+        number = torch.bfloat16 if dtype in TO_8_BITS else dtype
         trials = {
             ROTATION: lambda: _try_rotation(device, number),
             BORDER: lambda: _try_border(device, number),
         }
-    if dtype == torch.float8_e4m3fn:
-        trials[EIGHT_BITS] = lambda: _try_8_bits(device)
+    if dtype in TO_8_BITS:
+        trials[TO_8_BITS[dtype]] = lambda: _try_8_bits(device, dtype)
     return {name: _find_unavailable(trial) for name, trial in trials.items()}
 
 
@@ -90,13 +90,15 @@ def _try_border(device: torch.device, number: torch.dtype) -> None:
     add_and_norm(x, rows[:2], norm, rows[2], x)
 
 
-def _try_8_bits(device: torch.device) -> None:
+def _try_8_bits(device: torch.device, dtype: torch.dtype) -> None:
     x = torch.zeros(1, 8, device=device)
     norm = nn.LayerNorm(8, device=device)
-    values = torch.zeros(1, 8, dtype=torch.float8_e4m3fn, device=device)
+    values = torch.zeros(1, 8, dtype=dtype, device=device)
     scales = torch.zeros(1, 1, device=device)
     quantise(x.bfloat16(), values, scales, has_gelu=True)
     add_and_norm(x, [], norm, values, None, scales)
+    if dtype == torch.int8:
+        restore(values.int(), scales, x, norm.bias, x.bfloat16())
 
 
 def _try_texts(device: torch.device) -> None:
@@ -216,8 +218,8 @@ def add_and_norm(
         x: (n_tokens, dim) float32.
         added: at most two tensors, (n_tokens, dim), any dtype.
         norm: the LayerNorm.
-        normed: output, (n_tokens, dim), any dtype. With ``scales`` it is e4m3, as in
-            ``esm2.model``.
+        normed: output, (n_tokens, dim), any dtype. With ``scales`` it is e4m3 or int8, as in
+            ``eight_bits``.
         total: output, (n_tokens, dim) float32.
         scales: output, (n_tokens, 1) float32.
         branch_scale: the factor for each addend.
@@ -231,7 +233,7 @@ def add_and_norm(
         len(added),
         norm.eps,
         keeps_total=total is not None,
-        is_scaled=scales is not None,
+        limit=0.0 if scales is None else largest_number(normed.dtype),
         branch_scale=branch_scale,
         has_bias=norm.bias is not None,
     )
@@ -247,18 +249,21 @@ def sizes_to_norm(
     eps: float,
     *,
     keeps_total: bool,
-    is_scaled: bool = False,
+    limit: float = 0.0,
     branch_scale: float = 1.0,
     has_bias: bool = True,
 ) -> dict[str, int | float | bool]:
-    """Return the compile-time constants for ``add_and_norm_token``."""
+    """Return the compile-time constants for ``add_and_norm_token``.
+
+    ``limit`` is the largest 8-bit number, or 0 for rows without a scale.
+    """
     block = triton.next_power_of_2(dim)
     return {
         "dim": dim,
         "n_added": n_added,
         "eps": eps,
         "keeps_total": keeps_total,
-        "is_scaled": is_scaled,
+        "limit": limit,
         "branch_scale": branch_scale,
         "has_bias": has_bias,
         "block": block,
@@ -278,7 +283,7 @@ def add_and_norm_token(  # type: ignore[no-untyped-def]
     n_added: tl.constexpr,
     eps: tl.constexpr,
     keeps_total: tl.constexpr,
-    is_scaled: tl.constexpr,
+    limit: tl.constexpr,
     branch_scale: tl.constexpr,
     has_bias: tl.constexpr,
     block: tl.constexpr,
@@ -300,24 +305,33 @@ def add_and_norm_token(  # type: ignore[no-untyped-def]
     row = centred * scale * gain
     if has_bias:
         row += tl.load(bias + place, mask=mask, other=0.0)
-    if is_scaled:
+    if limit > 0:
         largest = tl.maximum(tl.max(tl.abs(row), 0), 1e-12)
-        tl.store(scales + tl.program_id(0), tl.div_rn(largest, 448.0))
-        row *= tl.div_rn(448.0, largest)
+        unscaled = row
+        row *= tl.div_rn(limit, largest)
+        if normed.dtype.element_ty == tl.int8:
+            row = tl.floor(row + 0.5)
+            largest += tl.sum(unscaled - unscaled, 0)  # 0, or NaN, which integers cannot hold
+        tl.store(scales + tl.program_id(0), tl.div_rn(largest, limit))
     tl.store(normed + at, row.to(normed.dtype.element_ty), mask=mask)
 
 
-# 8-bit rows with one scale each: see ``esm2.model``
+# 8-bit rows with one scale each: see ``eight_bits``
+
+
+def largest_number(dtype: torch.dtype) -> float:
+    """Return the largest number of an 8-bit type."""
+    return float((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max)
 
 
 def quantise(x: Tensor, values: Tensor, scales: Tensor, *, has_gelu: bool) -> None:
-    """Round rows to e4m3, with ``has_gelu`` after exact GELU in float32.
+    """Round rows to e4m3 or int8, with ``has_gelu`` after exact GELU in float32.
 
-    (n_tokens, dim) in any dtype -> (n_tokens, dim) e4m3, (n_tokens, 1) float32
+    (n_tokens, dim) in any dtype -> (n_tokens, dim) in 8 bits, (n_tokens, 1) float32
     """
     assert x.is_contiguous() and values.is_contiguous()
     n_tokens, dim = x.shape
-    sizes = sizes_to_quantise(dim, has_gelu=has_gelu)
+    sizes = sizes_to_quantise(dim, has_gelu=has_gelu, limit=largest_number(values.dtype))
     options = {**OPTIONS, "num_warps": warps_to_quantise(dim)}
     launch(quantise_token, (n_tokens,), (x, values, scales), sizes, options)
 
@@ -328,14 +342,14 @@ def warps_to_quantise(dim: int) -> int:
     return max(1, min(_MAX_WARPS, n_warps))
 
 
-def sizes_to_quantise(dim: int, *, has_gelu: bool) -> dict[str, int]:
-    """Return the compile-time constants for ``quantise_token``.
+def sizes_to_quantise(dim: int, *, has_gelu: bool, limit: float) -> dict[str, int | float]:
+    """Return the compile-time constants for ``quantise_token``. ``limit``: the largest number.
 
     An ESM-2 row has 5 or 15 times a power of two elements. A single block would mask 3 in 8.
     """
     block = 2 ** (dim.bit_length() - 1)
     rest = triton.next_power_of_2(max(1, dim - block))
-    return {"dim": dim, "has_gelu": has_gelu, "block": block, "rest": rest}
+    return {"dim": dim, "has_gelu": has_gelu, "limit": limit, "block": block, "rest": rest}
 
 
 def quantise_token(  # type: ignore[no-untyped-def]
@@ -344,6 +358,7 @@ def quantise_token(  # type: ignore[no-untyped-def]
     scales,
     dim: tl.constexpr,
     has_gelu: tl.constexpr,
+    limit: tl.constexpr,
     block: tl.constexpr,
     rest: tl.constexpr,
 ):
@@ -356,6 +371,7 @@ def quantise_token(  # type: ignore[no-untyped-def]
     first = 0.0
     second = 0.0
     largest = 1e-12
+    fault = 0.0
     for part in tl.static_range(2):
         place = part * block + tl.arange(0, rest if part else block)
         row = tl.load(x + start + place, mask=place < dim, other=0.0).to(tl.float32)
@@ -367,16 +383,67 @@ def quantise_token(  # type: ignore[no-untyped-def]
             tail *= tl.exp2(row * row * -0.7213475204444817)
             row = tl.maximum(row, 0.0) - size * tail
         largest = tl.maximum(largest, tl.max(tl.abs(row), 0))
+        if values.dtype.element_ty == tl.int8:
+            fault += tl.sum(row - row, 0)  # 0, or NaN, which integers cannot hold
         if part:
             second = row
         else:
             first = row
-    tl.store(scales + tl.program_id(0), tl.div_rn(largest, 448.0))
-    scale = tl.div_rn(448.0, largest)
+    tl.store(scales + tl.program_id(0), tl.div_rn(largest + fault, limit))
+    scale = tl.div_rn(limit, largest)
     for part in tl.static_range(2):
         place = part * block + tl.arange(0, rest if part else block)
         row = (second if part else first) * scale
+        if values.dtype.element_ty == tl.int8:
+            row = tl.floor(row + 0.5)
         tl.store(values + start + place, row.to(values.dtype.element_ty), mask=place < dim)
+
+
+def restore(
+    product: Tensor, row_scales: Tensor, column_scales: Tensor, bias: Tensor | None, out: Tensor
+) -> None:
+    """Scale a product of int8 matrices, and add the bias.
+
+    Args:
+        product: (n_tokens, n_out) int32, contiguous.
+        row_scales: (n_tokens, 1) float32.
+        column_scales: (1, n_out) float32.
+        bias: (n_out,) float32.
+        out: output, (n_tokens, n_out), any dtype, contiguous.
+    """
+    n_tokens, n_out = product.shape
+    sizes = sizes_to_restore(n_out, has_bias=bias is not None)
+    grid = n_tokens, triton.cdiv(n_out, sizes["block"])
+    factors = row_scales, column_scales, column_scales if bias is None else bias
+    launch(restore_row, grid, (product, *factors, out), sizes, OPTIONS)
+
+
+def sizes_to_restore(n_out: int, *, has_bias: bool) -> dict[str, int]:
+    """Return the compile-time constants for ``restore_row``."""
+    largest_block = 2048  # columns per program, four warps with 16 numbers per thread
+    block = min(largest_block, triton.next_power_of_2(n_out))
+    return {"n_out": n_out, "has_bias": has_bias, "block": block}
+
+
+def restore_row(  # type: ignore[no-untyped-def]
+    product,
+    row_scales,
+    column_scales,
+    bias,
+    out,
+    n_out: tl.constexpr,
+    has_bias: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Restore a block of columns in one row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    mask = column < n_out
+    numbers = tl.load(product + row * n_out + column, mask=mask, other=0).to(tl.float32)
+    numbers *= tl.load(column_scales + column, mask=mask, other=0.0) * tl.load(row_scales + row)
+    if has_bias:
+        numbers += tl.load(bias + column, mask=mask, other=0.0)
+    tl.store(out + row * n_out + column, numbers.to(out.dtype.element_ty), mask=mask)
 
 
 # Attention within each sequence of a packed batch, with a distance penalty (ALiBi)

@@ -213,7 +213,7 @@ def _precision(options: RunOptions, request: str, choice: DeviceChoice) -> Preci
         UsageError: other machines embed, and no precision was given.
     """
     is_for_gpus = options.no_embed or options.device != "cpu"
-    if not options.embeds_here and is_for_gpus and request in ("bf16", "fp16", "fp32", "fp8"):
+    if not options.embeds_here and is_for_gpus and request != "auto":
         return cast(Precision, request)
     if not (options.embeds_here or options.no_embed) and options.device != "cpu":
         raise UsageError(

@@ -46,7 +46,7 @@ class _DNABERTModel(Model):
 
         bf16 alone would change the published calls.
         """
-        return "bf16x2" if kind == "cuda" and precision in ("bf16", "fp8") else "fp32"
+        return "bf16x2" if kind == "cuda" and precision in ("bf16", "fp8", "int8") else "fp32"
 
     def prepare(self, precision: Precision, on_event: EventHandler) -> tuple[Path, str]:
         """Return the folder, which workers map, and the hash over weights and tokenizer."""

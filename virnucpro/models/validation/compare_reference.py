@@ -40,11 +40,10 @@ from virnucpro.core.logging import announce, printable
 from virnucpro.core.model_outputs import HeadOutput, included_output, vector_name
 from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
 from virnucpro.models import triton_kernels
-from virnucpro.models.attention import E4M3
 from virnucpro.models.base import Encoder, Model, Rows, load_encoder
 from virnucpro.models.device_choice import DeviceChoice, choose_precision, choose_tokens
 from virnucpro.models.devices import choose_devices
-from virnucpro.models.eight_bits import check_device
+from virnucpro.models.eight_bits import EIGHT_BITS, check_device
 from virnucpro.models.lookup import open_model
 from virnucpro.models.packing import PackedEncoder, use_device
 from virnucpro.models.registry import find_family
@@ -465,16 +464,16 @@ def report_unavailable(program: str, device: str) -> Iterator[None]:
         ) from error
 
 
-# Trials in ``virnucpro devices``: fp8 and our kernels. Each GPU is tried in a separate process, so
-# that this one never starts CUDA.
+# Trials in ``virnucpro devices``: 8-bit products and our kernels. Each GPU is tried in a separate
+# process, so that this one never starts CUDA.
 
 _MAX_SECONDS = 60.0  # for all trials: kernels may have to be compiled
 
 
 def try_gpus(devices: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Try GPUs, by their torch names. -> why each has no fp8 or does not run one of our kernels
+    """Try GPUs, by their torch names. -> why each lacks fp8, int8 or one of our kernels
 
-    The keys are "fp8" and the kernel names. The reason is empty if it works.
+    The keys are "fp8", "int8" and the kernel names. The reason is empty if it works.
     """
     with defer_interrupts():
         children = {device: start_process(_try, device) for device in devices}
@@ -498,24 +497,31 @@ def _outcome(child: ChildProcess, end: float) -> dict[str, str]:
             reason = answer.reason
     except (EOFError, OSError):
         reason = f"its process ended: {child.exit_reason(5)}"
-    return dict.fromkeys(("fp8", *triton_kernels.NAMES), reason)
+    return dict.fromkeys((*EIGHT_BITS, *triton_kernels.NAMES), reason)
 
 
 def _try(pipe: Pipe, name: str) -> None:
     os.setsid()  # so that all processes that it starts can be killed with it
     device = torch.device(name)
-    no_fp8 = ""
     use_device(device)
-    try:
-        check_device(device)
-    except UnavailableError as error:
-        no_fp8 = str(error)
     has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
-    number = torch.bfloat16 if has_bf16 else torch.float16
-    refusals = triton_kernels.unavailable_kernels(device, number if no_fp8 else E4M3)
-    pipe.send(
-        {"fp8": no_fp8, **refusals, **triton_kernels.unavailable_kernels(device, torch.float32)}
-    )
+    numbers = [torch.bfloat16 if has_bf16 else torch.float16, torch.float32]
+    refusals = {}
+    for precision, number in EIGHT_BITS.items():
+        refusals[precision] = _why_unavailable(device, precision)
+        if not refusals[precision]:
+            numbers.append(number)
+    for number in numbers:
+        refusals.update(triton_kernels.unavailable_kernels(device, number))
+    pipe.send(refusals)
+
+
+def _why_unavailable(device: torch.device, precision: str) -> str:
+    try:
+        check_device(device, precision)
+    except UnavailableError as error:
+        return str(error)
+    return ""
 
 
 # The panel: the same proteins on every machine, with 1 to 1,022 residues, the longest in ESM-2's
