@@ -282,8 +282,9 @@ def test_missing_library_names_the_build(content: bytes | None, tmp_path, monkey
 @pytest.fixture
 def source_tree(tmp_path: Path) -> Path:
     """Copy the C sources of the package, without a compiled library. -> the package folder"""
-    for source in library.PACKAGE.rglob("*.[ch]"):
-        copy = tmp_path / "virnucpro" / source.relative_to(library.PACKAGE)
+    package = library.LIBRARY.parents[1]
+    for source in package.rglob("*.[ch]"):
+        copy = tmp_path / "virnucpro" / source.relative_to(package)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(source.read_bytes())
     return tmp_path / "virnucpro"

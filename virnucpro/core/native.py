@@ -19,7 +19,6 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 
 LIBRARY = Path(__file__).with_name("libvirnucpro.so")
-PACKAGE = Path(__file__).parents[1]
 
 
 class _Arrays:
@@ -39,211 +38,223 @@ class _Arrays:
         return c_void_p(array.ctypes.data)
 
 
-_BYTES = _Arrays(np.uint8)
-_COUNTS = _Arrays(np.int64)
-_FLOATS = _Arrays(np.float32)
-_VALUES = _Arrays(np.float64)
-_DIGESTS = _Arrays(np.uint64)
-_TEXTS = (_BYTES, _COUNTS)  # texts in one buffer, and the bounds of each
-# n digits, the output of `read_bases` for them, and starts and lengths of n pieces
-_READ = (_BYTES, _BYTES, _Arrays(np.int32), _COUNTS)
-_PIECES = (_BYTES, c_int64, *_READ, _COUNTS, _COUNTS, c_int64)
-# bucket hints, entries per bucket, first entry of each bucket group, n entries
-_KMER_TABLE = (_BYTES, _BYTES, _Arrays(np.int32), _Arrays(np.uint16), c_int64)
-# nets: mean and scale of n features, number of features, number of nets, sizes of each net,
-# weights, start of each sum, and the value of one unit in it
-_NETS = (_FLOATS, _FLOATS, c_int64, c_int64, _COUNTS, _Arrays(np.int8), _Arrays(np.int32), _FLOATS)
-# for n pieces: log-odds, GC, gene figures
-_FIGURES = (_VALUES, _VALUES, _VALUES, c_int64)
-# for n items: figures and starts, bases per host and per virus, and how often a record starts viral
-_ITEMS = (_VALUES, _COUNTS, c_int64, c_double, c_double, c_double)
-# what `known.c` reads: pieces with their windows, residues of codons, and the index
-_KNOWN = (
-    _BYTES,
-    _COUNTS,
-    _COUNTS,
-    _COUNTS,
-    c_int64,
-    _BYTES,
-    c_uint64,
-    _Arrays(np.int32),
-    _BYTES,
-    _BYTES,
-    _BYTES,
-    _Arrays(np.uint64),
-    c_int64,
-)
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "encode_bases": (_BYTES, c_int64, _BYTES),
-    "read_bases": (_BYTES, c_int64, _BYTES, *_READ),
-    "piece_features": (*_PIECES, _BYTES, *_KMER_TABLE, _BYTES, _FLOATS, _BYTES),
-    "mean_features": (*_PIECES, _BYTES, *_KMER_TABLE, _BYTES, _COUNTS, c_int64, c_int64, _VALUES),
-    "piece_log_odds": (
-        *_PIECES,
-        _BYTES,
-        *_KMER_TABLE,
-        _BYTES,
-        *_NETS,
-        _VALUES,
-        _VALUES,
-        _COUNTS,
+class _Functions:
+    """Argument types of each library function. Names with an underscore are parts of several."""
+
+    _bytes = _Arrays(np.uint8)
+    _counts = _Arrays(np.int64)
+    _floats = _Arrays(np.float32)
+    _values = _Arrays(np.float64)
+    _digests = _Arrays(np.uint64)
+    _texts = (_bytes, _counts)  # texts in one buffer, and the bounds of each
+    # n digits, the output of `read_bases` for them, and starts and lengths of n pieces
+    _read = (_bytes, _bytes, _Arrays(np.int32), _counts)
+    _pieces = (_bytes, c_int64, *_read, _counts, _counts, c_int64)
+    # bucket hints, entries per bucket, first entry of each bucket group, n entries
+    _kmer_table = (_bytes, _bytes, _Arrays(np.int32), _Arrays(np.uint16), c_int64)
+    # nets: mean and scale of n features, number of features, number of nets, sizes of each net,
+    # weights, start of each sum, and the value of one unit in it
+    _nets = (
+        _floats,
+        _floats,
         c_int64,
-        _FLOATS,
-        _COUNTS,
-        _VALUES,
-        _COUNTS,
-    ),
-    "layout_features": (*_PIECES, _VALUES),
-    "kept_stretches": (*_PIECES, c_int64, _COUNTS, _COUNTS),
+        c_int64,
+        _counts,
+        _Arrays(np.int8),
+        _Arrays(np.int32),
+        _floats,
+    )
+    # for n pieces: log-odds, GC, gene figures
+    _figures = (_values, _values, _values, c_int64)
+    # for n items: figures and starts, bases per host and per virus, and how often a record starts
+    # viral
+    _items = (_values, _counts, c_int64, c_double, c_double, c_double)
+    # what `known.c` reads: pieces with their windows, residues of codons, and the index
+    _known = (
+        _bytes,
+        _counts,
+        _counts,
+        _counts,
+        c_int64,
+        _bytes,
+        c_uint64,
+        _Arrays(np.int32),
+        _bytes,
+        _bytes,
+        _bytes,
+        _Arrays(np.uint64),
+        c_int64,
+    )
+
+    encode_bases = (_bytes, c_int64, _bytes)
+    read_bases = (_bytes, c_int64, _bytes, *_read)
+    piece_features = (*_pieces, _bytes, *_kmer_table, _bytes, _floats, _bytes)
+    mean_features = (*_pieces, _bytes, *_kmer_table, _bytes, _counts, c_int64, c_int64, _values)
+    piece_log_odds = (
+        *_pieces,
+        _bytes,
+        *_kmer_table,
+        _bytes,
+        *_nets,
+        _values,
+        _values,
+        _counts,
+        c_int64,
+        _floats,
+        _counts,
+        _values,
+        _counts,
+    )
+    layout_features = (*_pieces, _values)
+    kept_stretches = (*_pieces, c_int64, _counts, _counts)
     # for n pieces: stops and kinds of starts by codon code, whether each piece has binding sites,
     # the shortest gene; the number of genes of each piece, and rows and scores of genes
-    "find_genes": (
-        *_PIECES,
-        _BYTES,
-        _BYTES,
-        _BYTES,
+    find_genes = (
+        *_pieces,
+        _bytes,
+        _bytes,
+        _bytes,
         c_int64,
-        _COUNTS,
-        _COUNTS,
-        _VALUES,
-    ),
+        _counts,
+        _counts,
+        _values,
+    )
     # codon codes, rows of n genes, letters by codon code, and letters of all proteins
-    "translate_genes": (_BYTES, _COUNTS, c_int64, _BYTES, _BYTES),
+    translate_genes = (_bytes, _counts, c_int64, _bytes, _bytes)
     # digits, starts, lengths and number of windows for n pieces, codon residues, the highest hash,
     # the table, the owner of each node, and one row per window
-    "known_hits": (*_KNOWN, _Arrays(np.uint16), _COUNTS),
+    known_hits = (*_known, _Arrays(np.uint16), _counts)
     # residues, lengths and number of windows for n proteins, then the same from the highest hash on
-    "known_protein_hits": (
-        _BYTES,
-        _COUNTS,
-        _COUNTS,
+    known_protein_hits = (
+        _bytes,
+        _counts,
+        _counts,
         c_int64,
-        *_KNOWN[6:],
+        *_known[6:],
         _Arrays(np.uint16),
-        _COUNTS,
-    ),
+        _counts,
+    )
     # the same, then k-mers of each piece, rows of piece, node and hits, and the number of rows
-    "known_nodes": (*_KNOWN, _COUNTS, _Arrays(np.int32), _COUNTS),
-    "known_filters": (_BYTES, _BYTES, _BYTES, _Arrays(np.uint64)),
-    "first_rotation": (_BYTES, c_int64, _COUNTS),
-    "reverse_first": (_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES),
-    "terminal_repeats": (_BYTES, _COUNTS, _COUNTS, c_int64, _COUNTS, _COUNTS),
-    "longest_open": (
-        _BYTES,
-        _COUNTS,
-        _COUNTS,
+    known_nodes = (*_known, _counts, _Arrays(np.int32), _counts)
+    known_filters = (_bytes, _bytes, _bytes, _Arrays(np.uint64))
+    first_rotation = (_bytes, c_int64, _counts)
+    reverse_first = (_bytes, _counts, _counts, c_int64, _bytes)
+    terminal_repeats = (_bytes, _counts, _counts, c_int64, _counts, _counts)
+    longest_open = (
+        _bytes,
+        _counts,
+        _counts,
         c_int64,
-        _BYTES,
-        _BYTES,
+        _bytes,
+        _bytes,
         c_int64,
         c_double,
-        _COUNTS,
-        _COUNTS,
-    ),
-    "net_log_odds": (_FLOATS, c_int64, *_NETS, _VALUES, _VALUES),
-    "whole_log_odds": (_VALUES, _COUNTS, _VALUES, _COUNTS, c_int64, *_NETS, _VALUES, _VALUES),
-    "linear_layer": (_VALUES, c_int64, c_int64, c_int64, _VALUES, _VALUES, _VALUES),
-    "host_figures": (*_FIGURES, _VALUES),
-    "piece_signal": (*_FIGURES, _VALUES, c_int64, c_double, _VALUES),
-    "chain_step": (c_int64, c_double, c_double, _VALUES),
-    "viral_path": (*_ITEMS, _BYTES, _VALUES),
-    "log_likelihoods": (*_ITEMS, _VALUES, c_int64, c_double, c_double, _VALUES),
-    "common_words": (_BYTES, c_int64, _BYTES, c_int64, c_int64, c_int64, _COUNTS, _COUNTS),
-    "count_words": (_BYTES, c_int64, _BYTES, _COUNTS, c_int64, _COUNTS),
+        _counts,
+        _counts,
+    )
+    net_log_odds = (_floats, c_int64, *_nets, _values, _values)
+    whole_log_odds = (_values, _counts, _values, _counts, c_int64, *_nets, _values, _values)
+    linear_layer = (_values, c_int64, c_int64, c_int64, _values, _values, _values)
+    host_figures = (*_figures, _values)
+    piece_signal = (*_figures, _values, c_int64, c_double, _values)
+    chain_step = (c_int64, c_double, c_double, _values)
+    viral_path = (*_items, _bytes, _values)
+    log_likelihoods = (*_items, _values, c_int64, c_double, c_double, _values)
+    common_words = (_bytes, c_int64, _bytes, c_int64, c_int64, c_int64, _counts, _counts)
+    count_words = (_bytes, c_int64, _bytes, _counts, c_int64, _counts)
     # text; first place of each hash, and places by hash
-    "index_text": (_BYTES, c_int64, _Arrays(np.int32), _Arrays(np.int32)),
-    "count_indexed": (
-        _BYTES,
+    index_text = (_bytes, c_int64, _Arrays(np.int32), _Arrays(np.int32))
+    count_indexed = (
+        _bytes,
         c_int64,
         c_int64,
         _Arrays(np.int32),
         _Arrays(np.int32),
-        _BYTES,
-        _COUNTS,
+        _bytes,
+        _counts,
         c_int64,
-        _COUNTS,
-    ),
-    "paired_digits": (_BYTES, c_int64, _COUNTS),
-    "equal_words": (_BYTES, c_int64, _BYTES, c_int64, c_int64, _COUNTS),
-    "find_peptides": (_BYTES, c_int64, _BYTES, c_int64, c_int64, _COUNTS, _COUNTS),
-    "index_kmer_table": (_BYTES, _Arrays(np.uint16), c_int64, _Arrays(np.int32), _BYTES, _COUNTS),
-    "classes_of_kmers": (_COUNTS, c_int64, *_KMER_TABLE, _BYTES),
-    "protein_composition": (_BYTES, _COUNTS, c_int64, _BYTES, _FLOATS),
-    "protein_windows": (
-        _BYTES,
-        _COUNTS,
+        _counts,
+    )
+    paired_digits = (_bytes, c_int64, _counts)
+    equal_words = (_bytes, c_int64, _bytes, c_int64, c_int64, _counts)
+    find_peptides = (_bytes, c_int64, _bytes, c_int64, c_int64, _counts, _counts)
+    index_kmer_table = (_bytes, _Arrays(np.uint16), c_int64, _Arrays(np.int32), _bytes, _counts)
+    classes_of_kmers = (_counts, c_int64, *_kmer_table, _bytes)
+    protein_composition = (_bytes, _counts, c_int64, _bytes, _floats)
+    protein_windows = (
+        _bytes,
+        _counts,
         c_int64,
-        _COUNTS,
-        c_int64,
-        c_int64,
+        _counts,
         c_int64,
         c_int64,
-        _COUNTS,
-        _COUNTS,
-    ),
-    "protein_shared": (
-        _BYTES,
-        _COUNTS,
         c_int64,
-        *_KMER_TABLE,
+        c_int64,
+        _counts,
+        _counts,
+    )
+    protein_shared = (
+        _bytes,
+        _counts,
+        c_int64,
+        *_kmer_table,
         _Arrays(np.int8),
         _Arrays(np.int8),
         _Arrays(np.int8),
         _Arrays(np.int8),
         c_double,
-        _FLOATS,
-    ),
+        _floats,
+    )
     # texts that end with a zero, and their bytes; their digests
-    "id_digests": (_BYTES, c_int64, _DIGESTS),
+    id_digests = (_bytes, c_int64, _digests)
     # n chunks as text, their lengths, tables of the code; columns, proteins and bases of n frames
-    "translate_frames": (_BYTES, _COUNTS, c_int64, _BYTES, _COUNTS, _BYTES, _BYTES, _COUNTS),
+    translate_frames = (_bytes, _counts, c_int64, _bytes, _counts, _bytes, _bytes, _counts)
     # n numbers; their upper halves, rounded
-    "to_bfloat16": (_FLOATS, c_int64, _Arrays(np.uint16)),
+    to_bfloat16 = (_floats, c_int64, _Arrays(np.uint16))
     # n frames as text, their lengths, digits of letters; shares of codons and other words
-    "frame_composition": (_BYTES, _COUNTS, c_int64, _BYTES, _FLOATS),
+    frame_composition = (_bytes, _counts, c_int64, _bytes, _floats)
     # n texts or pairs of texts, 1 or 2, n; digests of two words
-    "digest_texts": (*_TEXTS, *_TEXTS, c_int64, c_int64, _DIGESTS),
+    digest_texts = (*_texts, *_texts, c_int64, c_int64, _digests)
     # digests, n, two hash tables, slots of each, the most digests in one; state and originals
-    "find_originals": (_DIGESTS, c_int64, _DIGESTS, c_int64, c_int64, _COUNTS, _COUNTS),
+    find_originals = (_digests, c_int64, _digests, c_int64, c_int64, _counts, _counts)
     # ids of chunks and records; chunk, frame, start and end of n ORFs, proteins, bases and
     # originals; entries of a shard and their ends
-    "write_entries": (
-        *_TEXTS,
-        *_TEXTS,
-        _COUNTS,
-        _BYTES,
-        _COUNTS,
-        _COUNTS,
-        *_TEXTS,
-        *_TEXTS,
-        _COUNTS,
+    write_entries = (
+        *_texts,
+        *_texts,
+        _counts,
+        _bytes,
+        _counts,
+        _counts,
+        *_texts,
+        *_texts,
+        _counts,
         c_int64,
-        _BYTES,
-        _COUNTS,
-    ),
+        _bytes,
+        _counts,
+    )
     # tables: n rows, n columns, column kinds, column addresses, and the text before each field
-    "write_rows": (c_int64, c_int64, _COUNTS, _Arrays(np.uintp), _BYTES, _BYTES, _COUNTS),
-    "split_fields": (_BYTES, c_int64, c_int64, _COUNTS, _COUNTS),
-    "read_numbers": (_BYTES, _COUNTS, _COUNTS, c_int64, _VALUES, _COUNTS),
-    "find_changes": (_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES),
+    write_rows = (c_int64, c_int64, _counts, _Arrays(np.uintp), _bytes, _bytes, _counts)
+    split_fields = (_bytes, c_int64, c_int64, _counts, _counts)
+    read_numbers = (_bytes, _counts, _counts, c_int64, _values, _counts)
+    find_changes = (_bytes, _counts, _counts, c_int64, _bytes)
     # a batch, by tensor addresses: queries, keys and values, 1 for bf16; cosines, sines;
     # sequence runs, heads, head dimension, the result
-    "attend": (
+    attend = (
         c_void_p,
         c_int,
         c_void_p,
         c_void_p,
-        _COUNTS,
+        _counts,
         c_int64,
         c_int64,
         c_int64,
         c_void_p,
-    ),
+    )
     # rows, by tensor addresses; 1 for bf16, 1 for GELU, rows, columns; the rounded rows, scales
-    "round_to_int8": (c_void_p, c_int, c_int, c_int64, c_int64, c_void_p, c_void_p),
+    round_to_int8 = (c_void_p, c_int, c_int, c_int64, c_int64, c_void_p, c_void_p)
     # a product, by tensor addresses; scales of rows and columns, bias or 0; rows, columns, result
-    "restore_int8": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p),
-}
+    restore_int8 = (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p)
 
 
 def call(name: str, *arguments: NDArray[Any] | float) -> None:
@@ -256,7 +267,7 @@ def call(name: str, *arguments: NDArray[Any] | float) -> None:
     # converted here, because ctypes would turn a Ctrl-C during conversion into its own error
     converted = [
         kind.from_param(argument)
-        for kind, argument in zip(_SIGNATURES[name], arguments, strict=True)
+        for kind, argument in zip(getattr(_Functions, name), arguments, strict=True)
     ]
     if getattr(load_library(LIBRARY), name)(*converted):
         raise MemoryError(f"no memory is left for {name} of the scorer")
@@ -329,10 +340,12 @@ def load_library(path: Path) -> CDLL:
         UnavailableError: the library is missing, or does not fit this machine.
     """
     installed = None if path.exists() else _installed_library()
+    package = Path(__file__).parents[1]
     try:
-        library = CDLL(str(find_library(path, PACKAGE, installed)))
-        for name in _SIGNATURES:
-            getattr(library, name).restype = c_int
+        library = CDLL(str(find_library(path, package, installed)))
+        for name in vars(_Functions):
+            if not name.startswith("_"):
+                getattr(library, name).restype = c_int
     except (OSError, AttributeError) as error:  # AttributeError: older than its sources
         raise UnavailableError(
             f"the compiled part of the scorer cannot be loaded: {printable(error)}",
