@@ -41,7 +41,7 @@ from virnucpro.core.recipe import Precision
 from virnucpro.models.esm2.config import N_TOKENS
 from virnucpro.models.esm2.loading import fair_esm_state_dict
 from virnucpro.models.packing import to_device
-from virnucpro.models.protein_tokens import EXTRA_TOKENS, PAD, tokenize
+from virnucpro.models.protein_tokens import EXTRA_TOKENS, SpecialToken, tokenize
 from virnucpro.models.transformer import rotary_frequencies
 from virnucpro.models.validation.random_weights import make_proteins
 from virnucpro.models.validation.reference import plan_padded
@@ -92,7 +92,9 @@ def transformers_bf16(setting: Setting) -> TimedEncoder:
     @torch.inference_mode()
     def embed(proteins: list[str]) -> Tensor:
         tokens = to_device(_pad(proteins).numpy(), torch.device(setting.device))
-        hidden = model(input_ids=tokens, attention_mask=tokens.ne(PAD)).last_hidden_state
+        hidden = model(
+            input_ids=tokens, attention_mask=tokens.ne(SpecialToken.PAD)
+        ).last_hidden_state
         return _mean_of_residues(hidden, proteins)
 
     return TimedEncoder(model, setting, partial(plan_of, setting), embed)
@@ -111,7 +113,10 @@ def openvino_int8(setting: Setting) -> TimedEncoder:
     """
     nncf = importlib.import_module("nncf")
     batches = [make_proteins(1_000, seed) for seed in range(_N_CALIBRATION)]
-    inputs = [(tokens, tokens != PAD) for tokens in (_pad(batch).numpy() for batch in batches)]
+    inputs = [
+        (tokens, tokens != SpecialToken.PAD)
+        for tokens in (_pad(batch).numpy() for batch in batches)
+    ]
     logging.getLogger("nncf").setLevel(logging.ERROR)
     converted = _convert_to_openvino(setting)
     with redirect_stdout(io.StringIO()):  # its progress bars, among our rows
@@ -130,7 +135,7 @@ def _convert_to_openvino(setting: Setting) -> Any:  # noqa: ANN401 - packages wi
     model = LastHiddenState(_esm_model(setting))
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the converter's use of torch, and about tracing
-        return openvino.convert_model(model, example_input=(example, example.ne(PAD)))
+        return openvino.convert_model(model, example_input=(example, example.ne(SpecialToken.PAD)))
 
 
 def _compile_by_openvino(
@@ -222,7 +227,7 @@ class OpenVinoModel(nn.Module):
         self.compiled = compiled
 
     def forward(self, tokens: Tensor) -> Tensor:
-        answer = self.compiled([tokens.numpy(), tokens.ne(PAD).numpy()])
+        answer = self.compiled([tokens.numpy(), tokens.ne(SpecialToken.PAD).numpy()])
         return torch.from_numpy(answer[0])
 
 
@@ -239,7 +244,7 @@ def _esm_model(setting: Setting) -> nn.Module:
         position_embedding_type="rotary",
         token_dropout=shape.token_dropout,
         layer_norm_eps=1e-5,
-        pad_token_id=PAD,
+        pad_token_id=SpecialToken.PAD,
         mask_token_id=32,
         max_position_embeddings=4096,
         attn_implementation="sdpa",
@@ -278,7 +283,7 @@ def _set_precision(model: nn.Module, setting: Setting, dtype: torch.dtype) -> No
 def _pad(proteins: list[str]) -> Tensor:
     """The tokens of proteins, padded at the end. -> (n_proteins, longest + 2)"""
     seqlens = np.array([len(protein) + EXTRA_TOKENS for protein in proteins])
-    rows = np.full((len(proteins), seqlens.max()), PAD, dtype=np.int64)
+    rows = np.full((len(proteins), seqlens.max()), SpecialToken.PAD, dtype=np.int64)
     rows[np.arange(seqlens.max()) < seqlens[:, None]] = tokenize(proteins)
     return torch.from_numpy(rows)
 

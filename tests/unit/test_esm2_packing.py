@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 
 from virnucpro.models.esm2.config import N_TOKENS
 from virnucpro.models.packing import PackedBatch, plan_batches
-from virnucpro.models.protein_tokens import CLS, EOS, EXTRA_TOKENS, PAD, RESIDUES, UNK, tokenize
+from virnucpro.models.protein_tokens import (
+    EXTRA_TOKENS,
+    RESIDUES,
+    SpecialToken,
+    tokenize,
+)
 
 ALPHABET = esm.Alphabet.from_architecture("ESM-1b")
 proteins = st.lists(
@@ -27,14 +32,14 @@ def test_alphabet_equals_fair_esm():
     assert len(ALPHABET) == N_TOKENS
     assert list(RESIDUES) == ALPHABET.standard_toks
     special = (ALPHABET.cls_idx, ALPHABET.padding_idx, ALPHABET.eos_idx, ALPHABET.unk_idx)
-    assert special == (CLS, PAD, EOS, UNK)
+    assert special == (SpecialToken.CLS, SpecialToken.PAD, SpecialToken.EOS, SpecialToken.UNK)
 
 
 @pytest.mark.parametrize("letter", [*string.ascii_uppercase, ".", "-", "*", "?", "1", "é"])
 def test_tokens_equal_fair_esm(letter):
     token = ALPHABET.get_idx(letter)
-    assert tokenize([letter]).tolist() == [CLS, token, EOS]
-    assert tokenize([letter.lower()]).tolist() == [CLS, token, EOS]
+    assert tokenize([letter]).tolist() == [SpecialToken.CLS, token, SpecialToken.EOS]
+    assert tokenize([letter.lower()]).tolist() == [SpecialToken.CLS, token, SpecialToken.EOS]
 
 
 @given(proteins)
@@ -44,7 +49,11 @@ def test_packed_proteins_have_cls_and_eos(batch):
     assert packed.cu_seqlens[0] == 0
     assert packed.cu_seqlens[-1] == len(packed.tokens) == len(packed.positions)
     for (first, last), protein in zip(pairwise(packed.cu_seqlens), batch, strict=True):
-        expected = [CLS, *(ALPHABET.get_idx(letter) for letter in protein.upper()), EOS]
+        expected = [
+            SpecialToken.CLS,
+            *(ALPHABET.get_idx(letter) for letter in protein.upper()),
+            SpecialToken.EOS,
+        ]
         assert packed.tokens[first:last].tolist() == expected
         assert packed.positions[first:last].tolist() == list(range(len(protein) + EXTRA_TOKENS))
 

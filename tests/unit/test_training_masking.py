@@ -21,7 +21,7 @@ from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.esm2.model import MaskedBatch
 from virnucpro.models.packing import PackedBatch
-from virnucpro.models.protein_tokens import AMINO_ACID_TOKENS, CLS, EOS, MASK
+from virnucpro.models.protein_tokens import AMINO_ACID_TOKENS, SpecialToken
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.training.frame_dataset import LabelledFrames
 from virnucpro.training.networks import MaskedLanguageModel, MaskedResidues
@@ -48,7 +48,7 @@ def test_15_percent_of_residues_are_chosen():
     per_protein = np.histogram(places, packed.cu_seqlens)[0].tolist()
     assert per_protein == [1, 1, 1, 1, 2, 3, 8, 25, 50]
     assert len(set(places.tolist())) == len(places)
-    assert not {CLS, EOS} & set(packed.tokens[places].tolist())
+    assert not {SpecialToken.CLS, SpecialToken.EOS} & set(packed.tokens[places].tolist())
     others = np.setdiff1d(np.arange(len(tokens)), places)
     assert np.array_equal(tokens[others], packed.tokens[others])
 
@@ -65,13 +65,13 @@ def test_chosen_residues_are_masked_or_drawn():
     told = batch.targets
     # a draw is one of 20 amino acids, so it is the same as before once in 20 times
     shares = {
-        "masked": (np.sum(read == MASK), 0.8),
-        "swapped": (np.sum((read != MASK) & (read != told)), 0.1 * 19 / 20),
+        "masked": (np.sum(read == SpecialToken.MASK), 0.8),
+        "swapped": (np.sum((read != SpecialToken.MASK) & (read != told)), 0.1 * 19 / 20),
     }
     for name, (found, share) in shares.items():
         # a binomial count strays by five standard deviations once in a million
         assert abs(found - n * share) < 5 * np.sqrt(n * share * (1 - share)), name
-    drawn = read[(read != MASK) & (read != told)]
+    drawn = read[(read != SpecialToken.MASK) & (read != told)]
     assert set(drawn.tolist()) == set(AMINO_ACID_TOKENS.tolist())
 
 

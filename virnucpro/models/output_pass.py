@@ -22,7 +22,7 @@ from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.heads import ContactSum, Heads, LMHead
 from virnucpro.models.packing import PackedBatch, bag_mean, split_costs, to_device
 from virnucpro.models.pooling import POOLS, Pool, residues_only
-from virnucpro.models.protein_tokens import MASK
+from virnucpro.models.protein_tokens import SpecialToken
 from virnucpro.models.transformer import PackedTransformer
 
 
@@ -136,7 +136,7 @@ class _KnownResidues:
     @classmethod
     def from_batch(cls, batch: PackedBatch) -> Self:
         residues = batch.residues
-        places = residues[batch.tokens[residues] != MASK]
+        places = residues[batch.tokens[residues] != SpecialToken.MASK]
         owners = np.searchsorted(batch.cu_seqlens, places, side="right") - 1
         return cls(batch, places, owners)
 
@@ -163,5 +163,5 @@ class _KnownResidues:
         tokens = batch.tokens[np.arange(seqlens.sum()) - np.repeat(shifts, seqlens)]
         places = residues + shifts
         targets = tokens[places]
-        tokens[places] = MASK
+        tokens[places] = SpecialToken.MASK
         return _MaskedRows(PackedBatch.from_tokens(tokens, seqlens), places, targets)

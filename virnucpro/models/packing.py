@@ -24,7 +24,7 @@ from torch import Tensor
 
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.base import Pending, Rows
-from virnucpro.models.protein_tokens import EXTRA_TOKENS, MASK, tokenize
+from virnucpro.models.protein_tokens import EXTRA_TOKENS, SpecialToken, tokenize
 
 
 def use_device(device: torch.device) -> None:
@@ -111,7 +111,7 @@ class PackedBatch:
 
         (n_tokens,)
         """
-        is_masked = self.tokens == MASK
+        is_masked = self.tokens == SpecialToken.MASK
         if not is_masked.any():
             return None
         n_masks = np.add.reduceat(is_masked, self.cu_seqlens[:-1], dtype=np.int64)

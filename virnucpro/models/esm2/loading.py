@@ -32,7 +32,7 @@ from virnucpro.models.esm2.config import (
     open_folder,
 )
 from virnucpro.models.esm2.model import ESM2
-from virnucpro.models.protein_tokens import MASK, PAD
+from virnucpro.models.protein_tokens import SpecialToken
 from virnucpro.models.safe_pickle import check_plain, read_pt
 from virnucpro.models.transformer import allocate, copy_tensors, iter_tensors
 
@@ -171,8 +171,8 @@ def _config(shape: ESM2Shape, architecture: str) -> dict[str, object]:
         "emb_layer_norm_before": False,
         "token_dropout": shape.token_dropout,
         "layer_norm_eps": LAYER_NORM_EPS,
-        "mask_token_id": MASK,
-        "pad_token_id": PAD,
+        "mask_token_id": SpecialToken.MASK,
+        "pad_token_id": SpecialToken.PAD,
         "max_position_embeddings": 1026,
     }
 

@@ -21,7 +21,7 @@ from virnucpro.models.checkpoint import LAYER_NORM_EPS
 from virnucpro.models.eight_bits import EIGHT_BITS
 from virnucpro.models.esm2.config import N_TOKENS, ESM2Shape
 from virnucpro.models.packing import PackedBatch, to_device
-from virnucpro.models.protein_tokens import AMINO_ACID_TOKENS, MASK
+from virnucpro.models.protein_tokens import AMINO_ACID_TOKENS, SpecialToken
 from virnucpro.models.smoothing import NormedProducts
 from virnucpro.models.transformer import (
     Factor,
@@ -111,11 +111,11 @@ class MaskedBatch:
             order = rng.permutation(n_residues)[: int(cls.n_chosen(np.array(n_residues)))]
             places.append(chosen := begin + 1 + order)
             what = rng.random(len(chosen))
-            tokens[chosen[what < _MASK_SHARE]] = MASK
+            tokens[chosen[what < _MASK_SHARE]] = SpecialToken.MASK
             swapped = chosen[(what >= _MASK_SHARE) & (what < _MASK_SHARE + random_share)]
             tokens[swapped] = rng.choice(AMINO_ACID_TOKENS, len(swapped))
         n_tokens = np.diff(packed.cu_seqlens)
-        is_masked = tokens == MASK
+        is_masked = tokens == SpecialToken.MASK
         owner = np.repeat(np.arange(len(proteins)), n_tokens)
         share = np.bincount(owner, is_masked, len(proteins)) / n_tokens
         scale = (TOKEN_DROPOUT_SCALE / (1 - share))[owner] * ~is_masked
@@ -176,7 +176,7 @@ class ESM2(PackedTransformer):
             return None
         scale = TOKEN_DROPOUT_SCALE / (1 - batch.mask_shares)
         rows: Tensor = self.embedding(batch.tokens)
-        return rows * (scale * (batch.tokens != MASK))[:, None]
+        return rows * (scale * (batch.tokens != SpecialToken.MASK))[:, None]
 
     def transform(self, x: Tensor, batch: RunLayout) -> Tensor:
         """Apply all layers to embedded tokens. (n_tokens, dim) -> the same"""

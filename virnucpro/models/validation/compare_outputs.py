@@ -31,7 +31,7 @@ from virnucpro.core.model_outputs import (
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.base import Model, Rows
 from virnucpro.models.output_choice import ALL_LAYERS, OutputChoice, choose_outputs
-from virnucpro.models.protein_tokens import MASK, tokenize
+from virnucpro.models.protein_tokens import SpecialToken, tokenize
 from virnucpro.models.validation.roundings import largest_distance
 
 Outputs = Mapping[str, Mapping[str, Rows]]  # output -> sequence -> rows
@@ -222,7 +222,7 @@ def _perplexity_distances(
 def _losses(logits: Rows, text: str) -> NDArray[np.float64]:
     """Return the negative log-probability of each residue that is no mask."""
     tokens = tokenize([text])[1:-1]
-    known = tokens != MASK
+    known = tokens != SpecialToken.MASK
     exact = logits.astype(np.float64)[known]
     largest = exact.max(axis=1, keepdims=True)
     log_sums = np.log(np.exp(exact - largest).sum(axis=1)) + largest[:, 0]
