@@ -22,12 +22,13 @@ from run_helpers import assert_same_vectors, invoke, resolve, run, vectors, writ
 from safetensors.numpy import save_file
 
 import virnucpro
-from virnucpro.core.atomic_io import HEAD_FILE, hash_file
+from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.core.events import Progress, ShardDone
 from virnucpro.core.json_checksum import add_checksum, parse_checked
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.esm2.loading import save_esm2
+from virnucpro.models.family import ModelFile
 from virnucpro.models.hugging_face import cache_folder, find_snapshot
 from virnucpro.models.lookup import (
     embedded_head,
@@ -503,4 +504,4 @@ def test_model_trained_on_a_cached_default_opens(labelled, publish, folder, tmp_
     asked = training_options(labelled, tmp_path / "out", hugging_face=tmp_path / "cache", epochs=1)
     train(asked, lambda _: None)
     trained = open_model(str(tmp_path / "out" / "model"), lambda _: None)
-    assert trained.path == snapshot and trained.head == tmp_path / "out" / "model" / HEAD_FILE
+    assert trained.path == snapshot and trained.head == tmp_path / "out" / "model" / ModelFile.HEAD

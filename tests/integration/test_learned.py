@@ -13,11 +13,12 @@ from labelled_data_helpers import frames_of, ids_of, options, pairs_of, train_he
 from run_helpers import execute, rows
 from safetensors.numpy import load_file
 
-from virnucpro.core.atomic_io import LEARNED_FILE, hash_file
+from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.numeric import DECIMALS, sigmoid
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.base import load_encoder
+from virnucpro.models.family import ModelFile
 from virnucpro.models.lookup import open_model
 from virnucpro.models.manage import describe_model
 from virnucpro.models.names import TINY_MODEL
@@ -132,23 +133,23 @@ def test_evaluate_uses_the_trained_model(kind, trained, data, tmp_path):
 
 def test_head_names_its_encoder_by_content(trained, tmp_path):
     training = trained("onehot-cnn")
-    checkpoint = inspect_trained_encoder(training.model / LEARNED_FILE)
+    checkpoint = inspect_trained_encoder(training.model / ModelFile.LEARNED)
     (facts,) = Head.load(training.head).facts.encoders
     assert (facts.family, facts.encoder_id) == ("learned", checkpoint.encoder_id)
-    again = tmp_path / LEARNED_FILE
-    save_trained_encoder(again, checkpoint.facts, load_file(training.model / LEARNED_FILE))
-    assert again.read_bytes() == (training.model / LEARNED_FILE).read_bytes()
+    again = tmp_path / ModelFile.LEARNED
+    save_trained_encoder(again, checkpoint.facts, load_file(training.model / ModelFile.LEARNED))
+    assert again.read_bytes() == (training.model / ModelFile.LEARNED).read_bytes()
 
 
 def test_retrained_base_is_refused(trained, tiny, data, tmp_path):
     training = trained("finetuned esm2-cnn")
     moved = tmp_path / "moved"
     moved.mkdir()
-    (moved / LEARNED_FILE).write_bytes((training.model / LEARNED_FILE).read_bytes())
+    (moved / ModelFile.LEARNED).write_bytes((training.model / ModelFile.LEARNED).read_bytes())
     for path in tiny.model.iterdir():
         shutil.copy(path, moved)
     with pytest.raises(UnavailableError, match="contains other weights") as caught:
-        inspect_trained_encoder(moved / LEARNED_FILE)
+        inspect_trained_encoder(moved / ModelFile.LEARNED)
     assert "next to it" in caught.value.hint
 
 
@@ -156,7 +157,7 @@ def test_encoder_in_current_folder_needs_its_path(trained, tmp_path, monkeypatch
     """A file that is named like a model is not taken for that model, either."""
     training = trained("onehot-cnn")
     monkeypatch.chdir(tmp_path)
-    content = (training.model / LEARNED_FILE).read_bytes()
+    content = (training.model / ModelFile.LEARNED).read_bytes()
     for name in ("encoder.safetensors", TINY_MODEL):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UnavailableError, match="no model named encoder") as caught:
@@ -168,7 +169,7 @@ def test_encoder_in_current_folder_needs_its_path(trained, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("kind", ["composition", "onehot-cnn", "esm2-cnn"])
 def test_encoder_is_sized_and_described(kind, trained, tiny):
-    path = trained(kind).model / LEARNED_FILE
+    path = trained(kind).model / ModelFile.LEARNED
     model = open_model(str(path), lambda _: None)
     base = open_model(str(tiny.model), lambda _: None)
     n_weights = sum(values.size for values in load_file(path).values())
@@ -182,13 +183,13 @@ def test_encoder_is_sized_and_described(kind, trained, tiny):
 @pytest.mark.parametrize("damage", ["cut", "other weights"])
 def test_damaged_encoder_file_is_reported(damage, trained, tmp_path):
     training = trained("onehot-cnn")
-    path = tmp_path / LEARNED_FILE
+    path = tmp_path / ModelFile.LEARNED
     if damage == "cut":
-        path.write_bytes((training.model / LEARNED_FILE).read_bytes()[:-9])
+        path.write_bytes((training.model / ModelFile.LEARNED).read_bytes()[:-9])
         with pytest.raises(UnavailableError, match=r"is not an encoder of VirNucPro: .*ncomplete"):
             open_model(str(path), lambda _: None)
     else:
-        facts = inspect_trained_encoder(training.model / LEARNED_FILE).facts
+        facts = inspect_trained_encoder(training.model / ModelFile.LEARNED).facts
         save_trained_encoder(path, facts, {"network.nothing": np.ones(3, dtype=np.float32)})
         asked = on_cpu(tmp_path / "run", model=str(path), input=(tmp_path / "none.fa",))
         (tmp_path / "none.fa").write_text(">a\n" + "ACG" * 100 + "\n")
@@ -200,7 +201,7 @@ def test_learned_encoder_fixes_its_pooling(trained, tmp_path):
     training = trained("onehot-cnn")
     fasta = tmp_path / "one.fa"
     fasta.write_text(">a\n" + "ACG" * 100 + "\n")
-    asked = on_cpu(tmp_path / "run", model=str(training.model / LEARNED_FILE), input=(fasta,))
+    asked = on_cpu(tmp_path / "run", model=str(training.model / ModelFile.LEARNED), input=(fasta,))
     with pytest.raises(UsageError, match="--pooling bos"):
         execute(ExtractOptions(**asked, pooling=("bos",)), lambda _: None)
     execute(ExtractOptions(**asked), lambda _: None, lambda _: InlineExecutor())
@@ -208,7 +209,7 @@ def test_learned_encoder_fixes_its_pooling(trained, tmp_path):
 
 
 def test_replaced_encoder_is_refused(trained):
-    path = trained("onehot-cnn").model / LEARNED_FILE
+    path = trained("onehot-cnn").model / ModelFile.LEARNED
     spec = open_model(str(path), lambda _: None).spec(sha256="0" * 64, precision="fp32")
     with pytest.raises(UnavailableError, match="was replaced since the run began"):
         load_encoder(spec, path, torch.device("cpu"))

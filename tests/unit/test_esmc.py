@@ -33,7 +33,7 @@ from virnucpro.models.esmc.config import ESMCShape, inner_of
 from virnucpro.models.esmc.loading import load_esmc, random_esmc, save_esmc
 from virnucpro.models.esmc.model_files import inspect_esmc, read_shape
 from virnucpro.models.esmc.reference import load_reference
-from virnucpro.models.family import INDEX, Published, RemoteFile
+from virnucpro.models.family import ModelFile, Published, RemoteFile
 from virnucpro.models.hugging_face import find_snapshot
 from virnucpro.models.lookup import find_published, open_model
 from virnucpro.models.packing import PackedBatch
@@ -280,7 +280,7 @@ def shard(path: Path) -> None:
     for file, part in shards.items():
         save_file({name: tensors[name] for name in part}, path / file)
     weight_map = {name: file for file, part in shards.items() for name in part}
-    (path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    (path / ModelFile.INDEX).write_text(json.dumps({"weight_map": weight_map}))
 
 
 @pytest.mark.parametrize("change", [to_published_layout, shard])
@@ -318,7 +318,7 @@ def test_model_saved_by_transformers_is_read(transformers, tmp_path, kind, max_s
         parameter.data.add_(0.05 * torch.randn_like(parameter))
     saved = tmp_path / "saved"
     module.save_pretrained(saved, max_shard_size=max_shard_size)
-    assert (saved / INDEX).exists() == (max_shard_size == "500KB")
+    assert (saved / ModelFile.INDEX).exists() == (max_shard_size == "500KB")
     assert inspect_esmc(saved).shape == ESMCShape(n_layers=2, dim=96, n_heads=6, inner=200)
     tokenizer = transformers.EsmcTokenizer()
     encoder = getattr(module, "esmc", module)
@@ -383,7 +383,9 @@ def lose_shard(path: Path) -> None:
 
 def point_outside(path: Path) -> None:
     shard(path)
-    (path / INDEX).write_text(json.dumps({"weight_map": {"norm.weight": "../x.safetensors"}}))
+    (path / ModelFile.INDEX).write_text(
+        json.dumps({"weight_map": {"norm.weight": "../x.safetensors"}})
+    )
 
 
 BAD = {

@@ -35,10 +35,6 @@ else:
 OnBlock = Callable[[bytes | memoryview], object]
 Opener = Callable[[str, int], int]  # for ``open``: path and flags -> descriptor
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"  # built-in models
-# files in a trained model's folder
-HEAD_FILE = "head.safetensors"
-REGIONS_FILE = "regions.json"
-LEARNED_FILE = "encoder.safetensors"  # a learned network, or only the name of an ESM-2 model
 TEMPORARY = ".tmp"  # suffix of every temporary file
 MAX_JSON_BYTES = 2**28  # bytes in a JSON file; run.json has 400 per input
 _N_DIGITS = 8  # hexadecimal digits before the suffix

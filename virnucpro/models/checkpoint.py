@@ -14,19 +14,13 @@ from typing import Any, Literal
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from virnucpro.core.atomic_io import (
-    HEAD_FILE,
-    LEARNED_FILE,
-    hash_file,
-    open_regular_file,
-    read_json,
-)
+from virnucpro.core.atomic_io import hash_file, open_regular_file, read_json
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Precision
 from virnucpro.models.base import DAMAGE, check_header
-from virnucpro.models.family import CONFIG, INDEX, join_digests
+from virnucpro.models.family import ModelFile, join_digests
 
 LAYER_NORM_EPS = 1e-5  # in ESM-2 and ESM C
 ROPE_THETA = 10000.0  # in ESM-2 and ESM C
@@ -57,9 +51,9 @@ def weight_files(path: Path) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    if (path / INDEX).is_file():
+    if (path / ModelFile.INDEX).is_file():
         return _indexed_files(path)
-    not_weights = {HEAD_FILE, LEARNED_FILE}
+    not_weights = {ModelFile.HEAD, ModelFile.LEARNED}
     files = sorted(file for file in path.glob("*.safetensors") if file.name not in not_weights)
     if not files:
         raise UnavailableError(
@@ -72,19 +66,19 @@ def weight_files(path: Path) -> list[Path]:
 def _indexed_files(path: Path) -> list[Path]:
     """List the files that the index names, in alphabetical order."""
     try:
-        names = sorted(set(read_json(path / INDEX)["weight_map"].values()))
+        names = sorted(set(read_json(path / ModelFile.INDEX)["weight_map"].values()))
         if not names or any(Path(name).name != name for name in names):
             raise ValueError("it names no files of this folder")
     except DAMAGE as error:
         raise UnavailableError(
-            f"{printable(path / INDEX)} cannot be read: {printable(error)}",
+            f"{printable(path / ModelFile.INDEX)} cannot be read: {printable(error)}",
             hint="get the file again, or delete it: then all *.safetensors files are read",
         ) from error
     files = [path / name for name in names]
     for file in files:
         if not file.is_file():
             raise UnavailableError(
-                f"{printable(file)}: no such file, but {INDEX} names it",
+                f"{printable(file)}: no such file, but {ModelFile.INDEX} names it",
                 hint="get all files of the model",
             )
     return files
@@ -144,14 +138,14 @@ def open_slices(path: Path, framework: Literal["np", "pt"]) -> dict[str, Any]:
 
 
 def unreadable_error(path: Path, why: object) -> UnavailableError:
-    if path.is_dir() and not (path / CONFIG).exists():
+    if path.is_dir() and not (path / ModelFile.CONFIG).exists():
         return UnavailableError(
-            f"{printable(path)} is not a model: it has no {CONFIG}",
-            hint=f"a model folder contains {CONFIG} and *.safetensors files",
+            f"{printable(path)} is not a model: it has no {ModelFile.CONFIG}",
+            hint=f"a model folder contains {ModelFile.CONFIG} and *.safetensors files",
         )
     return UnavailableError(
         f"{printable(path)} cannot be read: {printable(why)}",
-        hint=f"a model folder contains {CONFIG} and *.safetensors files"
+        hint=f"a model folder contains {ModelFile.CONFIG} and *.safetensors files"
         if path.is_dir()
         else "the file is damaged: get it again",
     )
@@ -163,13 +157,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         UnavailableError: the configuration is damaged.
     """
-    file = folder / CONFIG
+    file = folder / ModelFile.CONFIG
     if not file.is_file():
         return {}
     try:
         config = read_json(file)
         if not isinstance(config, dict):
-            raise ValueError(f"{CONFIG} is no dictionary")
+            raise ValueError(f"{ModelFile.CONFIG} is no dictionary")
     except (OSError, ValueError) as error:
         raise unreadable_error(folder, error) from error
     return config

@@ -5,14 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"  # index of weights in several files
+
+class ModelFile(StrEnum):
+    """Files in a model's folder."""
+
+    CONFIG = "config.json"
+    WEIGHTS = "model.safetensors"
+    INDEX = "model.safetensors.index.json"  # index of weights in several files
+    TOKENIZER = "tokenizer.json"
+    # of a trained model
+    HEAD = "head.safetensors"
+    REGIONS = "regions.json"
+    LEARNED = "encoder.safetensors"  # a learned network, or only the name of an ESM-2 model
 
 
 def join_digests(digests: Sequence[str]) -> str:
@@ -70,7 +80,7 @@ class Published:
     def hub_files(self) -> dict[str, str]:
         """Map the file names of its Hub folder to the SHA-256, which only weight files have."""
         if self.is_file:
-            return {WEIGHTS: self.folder_sha256, CONFIG: ""}
+            return {ModelFile.WEIGHTS: self.folder_sha256, ModelFile.CONFIG: ""}
         digests = {file.name: file.sha256 for file in self._weights}
         return {file.name: digests.get(file.name, "") for file in self.files}
 

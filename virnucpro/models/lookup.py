@@ -28,6 +28,7 @@ from virnucpro.models.base import Model, identify_model, not_published
 from virnucpro.models.checkpoint_model import CheckpointModel
 from virnucpro.models.esm2.config import CONTACTS_SUFFIX
 from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.family import ModelFile
 from virnucpro.models.hugging_face import find_snapshot
 from virnucpro.models.names import (
     DEFAULT_MODEL,
@@ -75,7 +76,7 @@ def embedded_model() -> Path:
 
 def embedded_head() -> Path:
     """Return the path to the head for the built-in ESM-2."""
-    return EMBEDDED_FOLDER / "head.safetensors"
+    return EMBEDDED_FOLDER / ModelFile.HEAD
 
 
 def bundled_head(bundle: str) -> Path:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from virnucpro.core.atomic_io import HEAD_FILE, LEARNED_FILE, hash_file
+from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import EventHandler
 from virnucpro.core.logging import printable
@@ -40,6 +40,7 @@ from virnucpro.models.eight_bits import EIGHT_BITS
 from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.esm2.model_files import ESM2Model, inspect_esm2, require_esm2
+from virnucpro.models.family import ModelFile
 from virnucpro.models.frame_networks import FrameNetwork
 from virnucpro.models.lookup import open_model
 from virnucpro.models.options import Architecture, Encoding
@@ -158,7 +159,7 @@ def inspect_trained_encoder(path: Path, on_event: EventHandler = lambda _: None)
             if values.dtype != np.float32 or not np.isfinite(values).all():
                 raise ValueError(f"{name} is not of finite float32")
     base = _find_base(path, facts.base, on_event) if facts.base is not None else None
-    head = path.with_name(HEAD_FILE)
+    head = path.parent / ModelFile.HEAD
     is_composition = facts.encoding == "composition"
     return _TrainedModel(
         path=path,
@@ -232,8 +233,8 @@ def inspect(path: Path, on_event: EventHandler) -> Model | None:
             f"{printable(path)} is the folder of a training, not of a model",
             hint=f"name the model in it: {printable(path / 'model')}",
         )
-    if (path / LEARNED_FILE).is_file():
-        path /= LEARNED_FILE
+    if (path / ModelFile.LEARNED).is_file():
+        path /= ModelFile.LEARNED
     return _inspect_file(path, on_event) if has_prefix(path, _FACTS) else None
 
 

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from virnucpro._version import __version__
-from virnucpro.core.atomic_io import LEARNED_FILE
 from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.numeric import FloatArray
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.base import Model
 from virnucpro.models.esm2.loading import save_esm2
 from virnucpro.models.esm2.model import ESM2
+from virnucpro.models.family import ModelFile
 from virnucpro.models.lookup import has_model_name, open_model
 from virnucpro.models.names import DEFAULT_MODEL
 from virnucpro.models.trained_encoder import save_frame_network
@@ -412,7 +412,7 @@ def _export_encoder(training: TrainingRun, module: FrameClassifier) -> Model:
         if Path(name).name != name or not has_model_name(name):
             name = str(training.encoder.path.absolute())
         base = (name, open_model(name, lambda _: None))
-    path = training.model / LEARNED_FILE
+    path = training.model / ModelFile.LEARNED
     return save_frame_network(path, reader, options.encoding, options.architecture, base)
 
 

@@ -24,7 +24,6 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from virnucpro.core.atomic_io import REGIONS_FILE
 from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import LOGGER, announce, format_count, printable
@@ -32,6 +31,7 @@ from virnucpro.core.numeric import BoolArray, FloatArray
 from virnucpro.core.option_schema import convert_options
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord
+from virnucpro.models.family import ModelFile
 from virnucpro.results.names import tsv_line
 from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE, open_run_dir
 from virnucpro.results.table_readers import read_calls, read_regions
@@ -472,7 +472,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: EventHandl
             training += f", and {format_count(len(hosts), 'other host')}"
         announce(f"regions: learned from {training}")
         model = learn_region_model(chromosomes, hosts, training)
-        SafeDir(options.output_dir).write_file(options.output_dir / REGIONS_FILE, model.text)
+        SafeDir(options.output_dir).write_file(options.output_dir / ModelFile.REGIONS, model.text)
     return lines
 
 

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from virnucpro._version import __version__
-from virnucpro.core.atomic_io import HEAD_FILE, hash_file, open_regular_file, read_json
+from virnucpro.core.atomic_io import hash_file, open_regular_file, read_json
 from virnucpro.core.errors import InputMissingError, UsageError
 from virnucpro.core.logging import escape_markup, format_count, printable
 from virnucpro.core.safe_dir import SafeDir
+from virnucpro.models.family import ModelFile
 from virnucpro.models.lookup import open_model
 from virnucpro.results.names import tsv_line
 from virnucpro.results.outputs import open_run_dir
@@ -507,7 +508,7 @@ def _markdown_row(cells: Iterable[object]) -> str:
 def _summary_rows(training: Path, model: Path, facts: Mapping[str, Any]) -> Iterator[str]:
     data_keys = ("data_sha256", "split_sha256")
     settings = facts["settings"]
-    head = model / HEAD_FILE
+    head = model / ModelFile.HEAD
     encoder = "a new one, or none"
     if facts["encoder"]:
         encoder = f"{escape_markup(Path(facts['encoder']).name)}, id {facts['encoder_id']}"

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from virnucpro.core.atomic_io import EMBEDDED_FOLDER, HEAD_FILE, hash_file, read_json
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER, hash_file, read_json
 from virnucpro.core.errors import (
     InputError,
     OutputError,
@@ -27,6 +27,7 @@ from virnucpro.models.device_choice import DeviceChoice, choose_precision
 from virnucpro.models.devices import choose_devices
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model_files import require_esm2
+from virnucpro.models.family import ModelFile
 from virnucpro.models.lookup import find_model, find_published, open_default, open_model
 from virnucpro.models.names import TINY_MODEL, current_name
 from virnucpro.results.outputs import open_run_dir
@@ -113,7 +114,7 @@ class TrainingRun:
 
     @property
     def head(self) -> Path:
-        return self.model / HEAD_FILE
+        return self.model / ModelFile.HEAD
 
     @property
     def frames(self) -> Path:

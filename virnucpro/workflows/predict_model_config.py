@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from virnucpro.core.atomic_io import HEAD_FILE, REGIONS_FILE
 from virnucpro.core.errors import InputMissingError, UnavailableError
 from virnucpro.core.events import EventHandler
 from virnucpro.core.logging import printable
@@ -16,6 +15,7 @@ from virnucpro.core.option_schema import convert_options
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EmbeddingRule
 from virnucpro.models.base import Model
+from virnucpro.models.family import ModelFile
 from virnucpro.models.lookup import find_model
 from virnucpro.models.names import DEFAULT_MODEL, TINY_MODEL
 from virnucpro.models.output_choice import OutputChoice
@@ -141,8 +141,8 @@ def find_region_model(model: str) -> Path | None:
         return None
     path = find_model(model)
     folder = path if path.is_dir() else path.parent
-    file = folder / REGIONS_FILE
-    return file if (folder / HEAD_FILE).is_file() and file.is_file() else None
+    file = folder / ModelFile.REGIONS
+    return file if (folder / ModelFile.HEAD).is_file() and file.is_file() else None
 
 
 def _choose_rules(

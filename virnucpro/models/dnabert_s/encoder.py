@@ -31,6 +31,7 @@ from virnucpro.models.dnabert_s.model import (
     pack,
 )
 from virnucpro.models.dnabert_s.tokenizer import Tokenizer, read_tokenizer
+from virnucpro.models.family import ModelFile
 from virnucpro.models.packing import PackedEncoder, to_device
 from virnucpro.models.registry import FAMILIES, Published
 from virnucpro.models.safe_pickle import check_plain, read_pt
@@ -148,8 +149,6 @@ def _read_tokenizer(n_letters: int) -> int:
 
 # Model folder
 
-CONFIG = "config.json"
-TOKENIZER = "tokenizer.json"
 _KIND = "a DNABERT-S"
 _HINT = "`virnucpro models download dnabert-s` fetches the published one"
 _OUR_NAMES = {  # module names, by their names in the Hub
@@ -169,7 +168,7 @@ _OUR_NAMES = {  # module names, by their names in the Hub
 def _is_bert(path: Path) -> bool:
     """Return whether a folder has a ``config.json`` that describes any kind of BERT."""
     try:
-        config = read_json(path / CONFIG)
+        config = read_json(path / ModelFile.CONFIG)
         return bool(config["model_type"] == "bert")
     except DAMAGE:
         return False
@@ -181,7 +180,7 @@ def _weights_file(path: Path) -> Path:
     Raises:
         UnavailableError: the folder has none.
     """
-    weights = ("model.safetensors", "pytorch_model.bin")  # the first that exists is read
+    weights = (ModelFile.WEIGHTS, "pytorch_model.bin")  # the first that exists is read
     for name in weights:
         if (path / name).is_file():
             return path / name
@@ -216,7 +215,7 @@ def inspect_folder(path: Path) -> _DNABERTModel:
         n_layers=shape.n_layers,
         dim=shape.dim,
         footprint=_estimate_memory(shape.dim, shape.n_parameters, weights.stat().st_size),
-        files=[weights, path / TOKENIZER, path / CONFIG],
+        files=[weights, path / ModelFile.TOKENIZER, path / ModelFile.CONFIG],
     )
 
 
@@ -243,8 +242,8 @@ def _open_folder(path: Path) -> tuple[DNABERT, Tokenizer]:
     Raises:
         UnavailableError: it is another kind of BERT, or damaged.
     """
-    tokenizer = read_tokenizer(path / TOKENIZER)
-    shape = _read_shape(path / CONFIG, tokenizer)
+    tokenizer = read_tokenizer(path / ModelFile.TOKENIZER)
+    shape = _read_shape(path / ModelFile.CONFIG, tokenizer)
     file = _weights_file(path)
     with torch.device("meta"):
         model = DNABERT(shape, shape.n_layers)

@@ -25,7 +25,7 @@ from virnucpro.models.checkpoint import (
     read_slice,
     unreadable_error,
 )
-from virnucpro.models.family import CONFIG
+from virnucpro.models.family import ModelFile
 from virnucpro.models.head_tensors import HeadScheme
 
 N_TOKENS = 33
@@ -167,7 +167,7 @@ def open_folder(path: Path, framework: Literal["np", "pt"]) -> ESM2Tensors:
         UnavailableError: the folder is not an ESM-2, or is damaged.
     """
     try:
-        settings = read_json(path / CONFIG)
+        settings = read_json(path / ModelFile.CONFIG)
     except (OSError, ValueError) as error:
         raise unreadable_error(path, error) from error
     parts = {_published_name(name): part for name, part in open_slices(path, framework).items()}

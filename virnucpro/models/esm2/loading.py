@@ -32,6 +32,7 @@ from virnucpro.models.esm2.config import (
     open_folder,
 )
 from virnucpro.models.esm2.model import ESM2
+from virnucpro.models.family import ModelFile
 from virnucpro.models.protein_tokens import SpecialToken
 from virnucpro.models.safe_pickle import check_plain, read_pt
 from virnucpro.models.transformer import allocate, copy_tensors, iter_tensors
@@ -150,10 +151,8 @@ def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> No
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     architecture = "EsmForMaskedLM" if extra else "EsmModel"
     folder.mkdir(exist_ok=True)
-    SafeDir(folder).write_file(
-        folder / "model.safetensors", save(content, metadata={"format": "pt"})
-    )
-    SafeDir(folder).write_json(folder / "config.json", _config(model.shape, architecture))
+    SafeDir(folder).write_file(folder / ModelFile.WEIGHTS, save(content, metadata={"format": "pt"}))
+    SafeDir(folder).write_json(folder / ModelFile.CONFIG, _config(model.shape, architecture))
 
 
 def _config(shape: ESM2Shape, architecture: str) -> dict[str, object]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from virnucpro.core.atomic_io import HEAD_FILE, REGIONS_FILE
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import EventHandler
 from virnucpro.core.logging import printable
@@ -27,7 +26,7 @@ from virnucpro.models.esm2.config import (
     open_folder,
     tensor_names,
 )
-from virnucpro.models.family import CONFIG
+from virnucpro.models.family import ModelFile
 from virnucpro.models.registry import FAMILIES, Published
 
 if TYPE_CHECKING:
@@ -113,8 +112,8 @@ def inspect_esm2(path: Path) -> ESM2Model:
     shape = infer_shape(tensors)
     files = weight_files(path)
     if path.is_dir():  # a trained model has more files
-        beside = [path / name for name in (HEAD_FILE, "README.md", REGIONS_FILE)]
-        files += [path / CONFIG, *(file for file in beside if file.is_file())]
+        beside = [path / name for name in (ModelFile.HEAD, "README.md", ModelFile.REGIONS)]
+        files += [path / ModelFile.CONFIG, *(file for file in beside if file.is_file())]
     return ESM2Model(
         path=path,
         name=path.name if path.is_dir() else path.stem,
@@ -129,7 +128,7 @@ def inspect_esm2(path: Path) -> ESM2Model:
         footprint=estimate_memory(shape, count_bytes(path)),
         files=files,
         companions=_companions(path),
-        head=path / HEAD_FILE if path / HEAD_FILE in files else None,
+        head=path / ModelFile.HEAD if path / ModelFile.HEAD in files else None,
         shape=shape,
     )
 

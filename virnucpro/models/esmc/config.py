@@ -25,7 +25,7 @@ from virnucpro.models.checkpoint import (
     read_config,
     read_slice,
 )
-from virnucpro.models.family import CONFIG
+from virnucpro.models.family import ModelFile
 from virnucpro.models.head_tensors import HeadScheme
 
 KIND = "an ESM C checkpoint"
@@ -233,7 +233,8 @@ def infer_shape(tensors: ESMCTensors) -> ESMCShape:
     shape = ESMCShape(n_layers=len(numbers), dim=dim, n_heads=n_heads, inner=inner)
     if not tensors.config and dim % head_dim:
         raise tensors.error(
-            f"{dim} dimensions are no heads of {head_dim}; put its {CONFIG} next to the file"
+            f"{dim} dimensions are no heads of {head_dim}; "
+            f"put its {ModelFile.CONFIG} next to the file"
         )
     if n_heads < 1 or dim % (2 * n_heads):
         raise tensors.error(f"{n_heads} heads in {dim} dimensions")
@@ -270,7 +271,9 @@ def _check_config(tensors: ESMCTensors, shape: ESMCShape) -> None:
         stated = _read_size(tensors, name)
         actual = getattr(shape, name)
         if stated not in (None, actual):
-            raise tensors.error(f"{CONFIG} says {name} {stated}, and the tensors {actual}")
+            raise tensors.error(
+                f"{ModelFile.CONFIG} says {name} {stated}, and the tensors {actual}"
+            )
     rotary = config.get("rope_parameters") or {}
     if not isinstance(rotary, dict):
         raise tensors.error(f"its rope_parameters are {rotary!a}")

@@ -22,7 +22,7 @@ from virnucpro.models.esmc.config import (
     open_tensors,
 )
 from virnucpro.models.esmc.model import ESMC
-from virnucpro.models.family import CONFIG, WEIGHTS
+from virnucpro.models.family import ModelFile
 from virnucpro.models.transformer import allocate, copy_tensors, iter_tensors
 
 # our modules -> the modules in transformers that they concatenate
@@ -100,8 +100,8 @@ def save_esmc(folder: Path, model: ESMC) -> None:
     assert len(model.layers) == model.shape.n_layers, "a model up to an earlier layer is incomplete"
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in split_esmc(model)}
     folder.mkdir(exist_ok=True)
-    SafeDir(folder).write_file(folder / WEIGHTS, save(content, metadata={"format": "pt"}))
-    SafeDir(folder).write_json(folder / CONFIG, config_of(model.shape))
+    SafeDir(folder).write_file(folder / ModelFile.WEIGHTS, save(content, metadata={"format": "pt"}))
+    SafeDir(folder).write_json(folder / ModelFile.CONFIG, config_of(model.shape))
 
 
 def config_of(shape: ESMCShape) -> dict[str, object]:

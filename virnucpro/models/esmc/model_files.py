@@ -24,7 +24,7 @@ from virnucpro.models.esmc.config import (
     open_tensors,
     tensor_names,
 )
-from virnucpro.models.family import CONFIG, INDEX, Published
+from virnucpro.models.family import ModelFile, Published
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,9 @@ def inspect_esmc(path: Path) -> ESMCModel:
     shape = infer_shape(tensors)
     files = weight_files(path)
     if path.is_dir():
-        files += [path / name for name in (INDEX, CONFIG) if (path / name).is_file()]
+        files += [
+            path / name for name in (ModelFile.INDEX, ModelFile.CONFIG) if (path / name).is_file()
+        ]
     return ESMCModel(
         path=path,
         name=path.name if path.is_dir() else path.stem,
