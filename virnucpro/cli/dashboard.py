@@ -18,10 +18,7 @@ from virnucpro.core.logging import wrapped
 from virnucpro.engine.progress import DeviceProgress, ProgressState
 
 _PADDING = 2  # between table columns
-# Distinct for readers with red-green colour blindness.
-_BAR = "cyan"
 _WARNING = "yellow"
-_INDENT = " " * len("00:00:00 ")  # for lines that continue a record
 
 
 class Dashboard:
@@ -77,14 +74,16 @@ def _headline(label: str, share: float | None) -> Table:
 
 
 def _bar(share: float | None, width: int | None = None) -> ProgressBar:
+    # Distinct for readers with red-green colour blindness.
+    style = "cyan"
     return ProgressBar(
         total=1.0,
         completed=share or 0.0,
         width=width,
         pulse=share is None,
-        complete_style=_BAR,
-        finished_style=_BAR,
-        pulse_style=_BAR,
+        complete_style=style,
+        finished_style=style,
+        pulse_style=style,
     )
 
 
@@ -161,7 +160,8 @@ class ConsoleHandler(logging.Handler):
         self.setFormatter(logging.Formatter(line, time))
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = wrapped(self.format(record), self._console.width, _INDENT)
+        indent = " " * len("00:00:00 ")  # for lines that continue a record
+        text = wrapped(self.format(record), self._console.width, indent)
         line = Text(text, _WARNING if record.levelno >= logging.WARNING else "")
         with suppress(OSError):  # the terminal may be gone
             self._console.print(line, overflow="ignore", crop=False)  # do not split a long word

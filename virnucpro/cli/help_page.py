@@ -10,7 +10,6 @@ import click
 
 from virnucpro.core.option_schema import Panel
 
-_NAMES = 30  # width of the column with option names
 # A paragraph that ends in a command, which is printed on one line so that it can be copied.
 _EXAMPLE = re.compile(r"(?:(?P<about>.*:) |- )(?P<command>(?:virnucpro|torchrun|sbatch) .*)")
 
@@ -44,7 +43,8 @@ def _write_panels(
     """Write panels of rows: a name, and a text in the second column."""
     narrow = 72  # on fewer columns, the names get less
     narrow_names = 20
-    n_names = _NAMES if formatter.width >= narrow else narrow_names
+    widest_name = 30  # width of the column with option names
+    n_names = widest_name if formatter.width >= narrow else narrow_names
     for panel, rows in panels.items():
         formatter.write(f"\n{panel}:\n" if rows else "")
         for names, text in rows:

@@ -16,7 +16,6 @@ import click
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
 
-_SHOWN = 3  # files in a hint
 # Option of a similar program -> our option, and what to type.
 _SIMILAR_WORDS = {
     **dict.fromkeys(("-t", "--threads", "--cpus", "--cores"), ("--workers", "--workers")),
@@ -117,7 +116,8 @@ def _unexpected_argument_error(
     words: Sequence[str], ctx: click.Context, *, has_input: bool
 ) -> UsageError:
     """Return the error for words that are neither options nor values."""
-    names = [printable(word) for word in words[:_SHOWN]] + ["..."] * (len(words) > _SHOWN)
+    n_shown = 3  # files in a hint
+    names = [printable(word) for word in words[:n_shown]] + ["..."] * (len(words) > n_shown)
     hint = f"see `{ctx.command_path} --help`"
     if has_input:
         hint = (

@@ -10,8 +10,6 @@ import click
 
 from virnucpro.core.option_schema import OptionInfo, Panel
 
-_NOTHING = (MISSING, None, ())  # defaults that need no note
-
 
 class Option(click.Option):
     """An option in a panel of the help page. Advanced options have one panel, the last."""
@@ -53,9 +51,10 @@ def mark_advanced(params: Iterable[click.Parameter], main: Collection[str]) -> N
 def default_note(kind: Any, info: OptionInfo, default: object) -> str:  # noqa: ANN401 - a type
     """Describe the default and the range of an option."""
     notes = []
+    without_value = (MISSING, None, ())  # defaults that need no note
     if isinstance(info.show_default, str):
         notes.append(f"default: {info.show_default}")
-    elif info.show_default and not (default in _NOTHING or default is False):
+    elif info.show_default and not (default in without_value or default is False):
         notes.append("on by default" if kind is bool else f"default: {default}")
     if info.min is not None and info.max is not None:
         notes.append(f"from {info.min} to {info.max}")

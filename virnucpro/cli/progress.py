@@ -24,8 +24,6 @@ from virnucpro.core.events import (
 from virnucpro.core.logging import LOGGER, format_count
 from virnucpro.engine.progress import DeviceProgress, ProgressState
 
-_EVERY_SECONDS = 10.0
-
 
 def title_of(state: ProgressState) -> str:
     return state.stage.stage if state.stage else "embedding"
@@ -108,9 +106,7 @@ def _format_memory(memory: Memory) -> str:
 class EventLog:
     """Counts events, and writes them and a line of figures every ten seconds to the log."""
 
-    def __init__(
-        self, every_seconds: float = _EVERY_SECONDS, *, is_one_stage: bool = False
-    ) -> None:
+    def __init__(self, every_seconds: float = 10.0, *, is_one_stage: bool = False) -> None:
         self.state = ProgressState(is_one_stage=is_one_stage)
         self._warnings: set[str] = set()  # already logged, because workers repeat most of them
         self._every = every_seconds

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from virnucpro.engine.work_options import WorkOptions
     from virnucpro.workflows.summary import Summary
 
-_PLUGINS = "virnucpro.executors"  # entry points: classes, called with the options and devices
-
-
 _Options = TypeVar("_Options", bound=RunOptions)
 _Options_contra = TypeVar("_Options_contra", bound=RunOptions, contravariant=True)
 
@@ -64,10 +61,11 @@ def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
         from virnucpro.workflows.run_steps import local_executor
 
         return local_executor
+    group = "virnucpro.executors"  # entry points: classes, called with the options and devices
     if options.executor != "parsl":
         from virnucpro.core.plugins import find_plugins
 
-        plugins = find_plugins(_PLUGINS, type)
+        plugins = find_plugins(group, type)
         if options.executor not in plugins:
             raise UsageError(
                 f"there is no executor {printable(options.executor)}",

@@ -17,8 +17,6 @@ from virnucpro.core.option_schema import Panel
 from virnucpro.core.paths import expand_path
 from virnucpro.training.options import EvaluateOptions, ManifestOptions, TrainOptions
 
-_KEPT = "finished epochs are kept: continue with --resume"
-
 
 def _read_config(context: click.Context, _: click.Parameter, text: str | None) -> None:
     """Use the options in a file as defaults. The command line overrides them."""
@@ -102,7 +100,8 @@ def train(options: TrainOptions, console: ConsoleOptions) -> None:
         _train_regions(options, options.regions, console)
         return
     parent = os.getppid()  # before the slow imports
-    with exit_on_error(lambda: "" if options.check else _KEPT):
+    kept = "finished epochs are kept: continue with --resume"
+    with exit_on_error(lambda: "" if options.check else kept):
         with loading(console):
             from virnucpro.core.child_process import exit_with_parent
             from virnucpro.training.train import check_training
