@@ -45,7 +45,6 @@ _GZIP = b"\x1f\x8b"
 _BZIP2 = b"BZh"
 _XZ = b"\xfd7zXZ\x00"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 # by error number: the kind of error, and what the user can do
 _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
@@ -298,8 +297,9 @@ def _check_bgzip_end(handle: BinaryIO, magic: bytes) -> None:
     if not (magic.startswith(b"\x1f\x8b\x08\x04") and magic.endswith(mark)):
         return
     descriptor = handle.fileno()
-    end = max(0, os.fstat(descriptor).st_size - len(_BGZIP_END))
-    if os.pread(descriptor, len(_BGZIP_END), end) != _BGZIP_END:  # the position stays
+    end_mark = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+    end = max(0, os.fstat(descriptor).st_size - len(end_mark))
+    if os.pread(descriptor, len(end_mark), end) != end_mark:  # the position stays
         raise EOFError("the end mark of bgzip is missing")
 
 

@@ -47,16 +47,6 @@ _PROGRAM = (
     "os.environ['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'; "  # as NVML numbers them
     "from virnucpro.core.child_process import run_child; run_child(int(sys.argv[1]))"
 )
-# signals that end this process and, with it, its children
-_ENDING = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
-    signal.SIGXCPU,
-)
 
 
 class Pipe(Connection):
@@ -264,14 +254,24 @@ def defer_interrupts() -> Iterator[None]:
     """
     blocked: list[int] = []
     is_main_thread = threading.current_thread() is threading.main_thread()  # only it runs handlers
+    # signals that end this process and, with it, its children
+    ending = (
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGALRM,
+        signal.SIGXCPU,
+    )
     handlers = {
         number: handler
-        for number in _ENDING
+        for number in ending
         if is_main_thread and callable(handler := signal.getsignal(number))
     }
     for number in handlers:
         signal.signal(number, lambda number, _: blocked.append(number))
-    original_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    original_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     try:
         yield
     finally:

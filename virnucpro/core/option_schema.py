@@ -181,10 +181,18 @@ def _convert_value(option: OptionName, hint: Any, value: object) -> object:  # n
 
 def _allowed_values(kinds: Sequence[Any]) -> Iterator[str]:
     """Yield the choices or type names that an option accepts, for messages."""
+    type_names = {
+        bool: "True or False",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        Path: "a path",
+        NoneType: "",
+    }
     for kind in kinds:
         if choices := get_args(kind):
             yield from choices
-        elif type_name := _TYPE_NAMES[kind]:
+        elif type_name := type_names[kind]:
             yield type_name
 
 
@@ -214,16 +222,6 @@ def _to_type(kind: Any, value: Any) -> object:  # noqa: ANN401 - a type
     if kind is Path:
         return expand_path(value)
     return str(value) if kind is str and isinstance(value, int) else value
-
-
-_TYPE_NAMES = {
-    bool: "True or False",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    Path: "a path",
-    NoneType: "",
-}
 
 
 def _check_range(name: str, info: OptionInfo, value: object) -> None:

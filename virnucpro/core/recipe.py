@@ -51,7 +51,6 @@ _DEFAULT_STORE: Store = "float32"
 USUAL_CHUNK_SIZE = 500  # bases
 RESIDUES_PER_SHARD = 250_000  # maximum
 SHARD_FORMAT = 9
-BYTES_PER_SLICE = 2**23  # uncompressed input that is planned and called together
 
 
 class Alphabet(StrEnum):
@@ -133,7 +132,7 @@ class Recipe:
     scorer_sha256: str = ""  # of the scorer, which calls records or selects those to embed
     known_sha256: str = ""  # of the index of known viruses, if it can change calls
     residues_per_shard: int = RESIDUES_PER_SHARD
-    bytes_per_slice: int = BYTES_PER_SLICE
+    bytes_per_slice: int = 2**23  # uncompressed input that is planned and called together
     shard_format: int = SHARD_FORMAT
     keep_vectors: bool = True  # False: only the scores of a head are kept
 

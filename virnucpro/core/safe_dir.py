@@ -27,8 +27,6 @@ from virnucpro.core.errors import OutputError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY
-
 
 class _NamedFile(io.FileIO):
     """A file that names itself in errors from ``write``, as Python does in errors from ``open``."""
@@ -53,12 +51,13 @@ class SafeDir:
     @contextmanager
     def open_folder(self, path: Path) -> Iterator[int]:
         """Open the root or a folder below it and yield its descriptor."""
-        descriptor = os.open(self.root, _FOLDER)
+        as_folder = os.O_RDONLY | os.O_DIRECTORY
+        descriptor = os.open(self.root, as_folder)
         folder = self.root
         try:
             for name in _path_parts(path, self.root):
                 folder = folder / name
-                inner = _open_at(descriptor, folder, _FOLDER)
+                inner = _open_at(descriptor, folder, as_folder)
                 os.close(descriptor)
                 descriptor = inner
             yield descriptor
