@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 # arguments: job, resources, name, device
 _WorkerFactory: TypeAlias = "Callable[[WorkerConfig, Resources, str, str], Worker]"
-_START_SECONDS = 900.0  # for a worker to import, load the model and report
+
 GRACE_SECONDS = 5.0  # for idle workers to exit
 
 
@@ -131,7 +131,7 @@ class ProcessExecutor(StreamingExecutor):
         self,
         devices: Sequence[str],
         worker: _WorkerFactory = load_worker_near_device,
-        start_seconds: float = _START_SECONDS,
+        start_seconds: float = 900.0,  # for a worker to import, load the model and report
     ) -> None:
         self.devices = tuple(devices)
         self.worker = worker

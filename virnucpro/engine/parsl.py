@@ -51,8 +51,6 @@ from virnucpro.store.run_lock import tags_in
 
 # Embeds the shards with these indices on a block, and returns the end of each.
 RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ShardDone | ShardFailed]]
-_PROVIDERS = {"local": LocalProvider, "slurm": SlurmProvider}
-_SILENCE_SECONDS = 30  # of Parsl's processes on a node
 
 
 def read_blocks(path: Path | None) -> tuple[Any, int]:
@@ -69,7 +67,8 @@ def read_blocks(path: Path | None) -> tuple[Any, int]:
     ours = ("provider", "parts")
     if path is None:
         return LocalProvider(), parts_per_block
-    names = sorted(set(ours).union(*map(_describe_block, _PROVIDERS.values())))
+    providers = {"local": LocalProvider, "slurm": SlurmProvider}
+    names = sorted(set(ours).union(*map(_describe_block, providers.values())))
     try:
         settings = read_config(path, names)
     except UsageError as error:
@@ -82,15 +81,15 @@ def read_blocks(path: Path | None) -> tuple[Any, int]:
             raise _unusable_error(path, problem, f"give a whole number, {minima[name]} or more")
     kind = str(settings.pop("provider", "local"))
     n_parts = settings.pop("parts", parts_per_block * settings.get("max_blocks", 1))
-    if kind not in _PROVIDERS:
+    if kind not in providers:
         problem = f"there is no provider {printable(kind)}"
-        raise _unusable_error(path, problem, f"there are {', '.join(_PROVIDERS)}")
-    words = _describe_block(_PROVIDERS[kind])
+        raise _unusable_error(path, problem, f"there are {', '.join(providers)}")
+    words = _describe_block(providers[kind])
     if strangers := settings.keys() - words:
         problem = f"the provider {kind} has no option {min(strangers)}"
         raise _unusable_error(path, problem, f"its options are {', '.join(sorted(words))}")
     try:
-        return _PROVIDERS[kind](**settings), n_parts
+        return providers[kind](**settings), n_parts
     except (TypeError, ValueError, TypeCheckError) as error:
         hint = 'text of digits needs quotes, for example walltime: "12:00:00"'
         raise _unusable_error(path, printable(error), hint) from error
@@ -232,6 +231,7 @@ def load_parsl_executor(provider: Any, rundir: RunDir) -> Iterator[DataFlowKerne
         f"from virnucpro.core.child_process import exit_with_parent; exit_with_parent({parent}); "
         "import os; os.execvp('interchange.py', ['interchange.py'])"
     )
+    silence_seconds = 30  # of Parsl's processes on a node
     executor = HighThroughputExecutor(
         label="virnucpro",
         provider=provider,
@@ -239,7 +239,7 @@ def load_parsl_executor(provider: Any, rundir: RunDir) -> Iterator[DataFlowKerne
         max_workers_per_node=1,
         cores_per_worker=1e-6,  # one worker per block, which starts a process per device
         heartbeat_period=5,
-        heartbeat_threshold=_SILENCE_SECONDS,
+        heartbeat_threshold=silence_seconds,
         interchange_launch_cmd=[sys.executable, "-c", bound],
     )
     kernel = DataFlowKernel(
@@ -247,7 +247,7 @@ def load_parsl_executor(provider: Any, rundir: RunDir) -> Iterator[DataFlowKerne
             executors=[executor],
             run_dir=str(rundir.parsl.absolute()),
             strategy="htex_auto_scale",
-            max_idletime=_SILENCE_SECONDS,
+            max_idletime=silence_seconds,
             initialize_logging=False,
         )
     )
