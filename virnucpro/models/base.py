@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     import torch
 
 Rows = NDArray[np.float32]
-_NONSENSE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError)
-DAMAGE = (OSError, SafetensorError, *_NONSENSE)  # errors raised by reading a damaged file
+# errors raised by reading a damaged file
+DAMAGE = (
+    *(OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,6 @@ from virnucpro.models.checkpoint import hash_weights, weight_files
 from virnucpro.models.heads import Heads, hash_heads, select_heads
 from virnucpro.models.transformer import DTYPES, PackedTransformer
 
-_FORMAT = "2"  # format 1 copies may contain non-finite numbers
 _SUFFIX = ".virnucpro.safetensors"
 
 ReadHeads = Callable[[Path], Mapping[str, Tensor]]  # of a checkpoint; names as in ``HeadScheme``
@@ -81,8 +80,9 @@ def prepare(model: Convertible, precision: Precision, on_event: EventHandler) ->
     )
     digest = noted or hash_weights(model.path, hashing)
     copy = folder / f"{digest[:16]}_{str(dtype).removeprefix('torch.')}{_SUFFIX}"
+    format_number = "2"  # format 1 copies may contain non-finite numbers
     metadata = {
-        "format": _FORMAT,
+        "format": format_number,
         "shape": json.dumps(asdict(model.shape)),
         "dtype": str(dtype),
         "encoder_id": model.encoder_id,

@@ -23,8 +23,6 @@ from virnucpro.models.gpu_state import GpuState, format_cores, read_gpu_state, r
 from virnucpro.models.nvidia import Unusable, list_gpus, visible_gpus, why_unusable
 from virnucpro.models.torch_build import TorchBuild, torch_build
 
-_COLUMNS = 80  # of the lines that describe a machine
-_INDENT = 8 * " "
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 _KERNELS = (
     "rotation",
@@ -186,15 +184,17 @@ def _describe_kernels(facts: Mapping[str, Any]) -> list[str]:
 
 def _wrap_lines(head: str, *rest: str) -> list[str]:
     """Wrap the description of a device for a narrow terminal without splitting words."""
-    indents = ("", *[_INDENT] * len(rest))
+    deeper = 8 * " "
+    indents = ("", *[deeper] * len(rest))
+    n_columns = 80  # of the lines that describe a machine
     return [
         line.replace(_UNBROKEN, " ")
         for indent, text in zip(indents, (head, *rest), strict=True)
         for line in wrap(
             text,
-            _COLUMNS,
+            n_columns,
             initial_indent=indent,
-            subsequent_indent=_INDENT + "  ",
+            subsequent_indent=deeper + "  ",
             break_long_words=False,
             break_on_hyphens=False,
         )

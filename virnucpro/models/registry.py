@@ -125,8 +125,11 @@ BUNDLES: Mapping[str, _Bundle] = {
     )
     for name, facts in _FACTS["bundles"].items()
 }
-_PUBLISHED = [name for family in FAMILIES.values() for name in family.published]
-NAMES = (*_PUBLISHED, *BUNDLES, TINY_MODEL)
+NAMES = (
+    *(name for family in FAMILIES.values() for name in family.published),
+    *BUNDLES,
+    TINY_MODEL,
+)
 
 
 def removed_model_hint() -> str:

@@ -21,9 +21,6 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.models.base import DAMAGE
 
-# Errors raised by torch.load for a damaged file.
-_DAMAGE = (*DAMAGE, EOFError, AssertionError, struct.error, zipfile.BadZipFile)
-
 _Allowed = Callable[..., object] | tuple[Callable[..., object], str]
 
 
@@ -40,6 +37,8 @@ def read_pt(path: Path, kind: str, allowed: Sequence[_Allowed] = ()) -> object:
         UnavailableError: the file is of another kind, is damaged, or names anything else.
     """
     magic = (b"PK", b"\x80")  # a zip archive, or a bare pickle from older versions
+    # Errors raised by torch.load for a damaged file.
+    damage = (*DAMAGE, EOFError, AssertionError, struct.error, zipfile.BadZipFile)
     try:
         with open_regular_file(path) as handle:
             if not handle.read(2).startswith(magic):
@@ -55,7 +54,7 @@ def read_pt(path: Path, kind: str, allowed: Sequence[_Allowed] = ()) -> object:
             f"{printable(path)} contains more than tensors, or is damaged: it was not loaded",
             hint="use the published file, or one in the format safetensors",
         ) from error
-    except _DAMAGE as error:
+    except damage as error:
         raise UnavailableError(
             f"{printable(path)} cannot be read: {printable(error)}",
             hint="the file is damaged or not a checkpoint: download it again",

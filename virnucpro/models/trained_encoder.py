@@ -49,7 +49,6 @@ from virnucpro.models.transformer import DTYPES
 
 LEARNED = "learned"  # family name
 COMPOSITION = "composition"  # family name
-_HERE = "."  # the ESM-2 in the same folder as the file
 _FACTS = "virnucpro_encoder"  # metadata entry
 _NETWORK = "network."  # prefix of weight names: the network's module in a reader
 
@@ -122,7 +121,8 @@ def save_frame_network(
     Raises:
         UnavailableError: the base is missing.
     """
-    named = _BaseModel(model=base[0] or _HERE, encoder_id=base[1].encoder_id) if base else None
+    here = "."  # the ESM-2 in the same folder as the file
+    named = _BaseModel(model=base[0] or here, encoder_id=base[1].encoder_id) if base else None
     facts = _TrainedEncoderInfo(
         encoding=encoding, architecture=architecture, dim=reader.width, base=named
     )

@@ -31,7 +31,6 @@ _PER_WARP = 512  # row elements per warp: each thread has 16 in registers
 _MAX_WARPS = 16
 TEXT_BLOCK = 32  # queries per ``attend_text`` program, and keys per step
 OPTIONS_TO_ATTEND: Mapping[str, int | bool] = {**OPTIONS, "num_stages": 2}
-_MIN_WIDTH = 16  # minimum width of a product factor in Triton
 # Kernel names for messages.
 ROTATION = "rotation"
 BORDER = "residual + LayerNorm"
@@ -481,10 +480,11 @@ def sizes_to_attend(n_heads: int, head_dim: int, *, has_tf32: bool) -> dict[str,
     On tensor cores a float32 product is computed as three products of TF32 parts, as in PyTorch's
     own float32 attention. They cover 22 of each factor's 24 bits.
     """
+    min_width = 16  # minimum width of a product factor in Triton
     return {
         "n_heads": n_heads,
         "head_dim": head_dim,
-        "width": max(_MIN_WIDTH, triton.next_power_of_2(head_dim)),
+        "width": max(min_width, triton.next_power_of_2(head_dim)),
         "scale": head_dim**-0.5 / math.log(2),
         "precision": "tf32x3" if has_tf32 else "ieee",
         "block": TEXT_BLOCK,

@@ -19,8 +19,6 @@ try:
 except ImportError:
     triton = None
 
-_MIN_WIDTH = 16  # minimum width of a product factor in Triton
-
 
 def attend_tiles(
     qkv: Tensor, bounds: Tensor, starts: Tensor, block: int, tables: tuple[Tensor, Tensor] | None
@@ -53,7 +51,8 @@ def sizes_to_attend_tiles(
     n_heads: int, head_dim: int, *, rotates: bool, block: int
 ) -> dict[str, int | float | bool]:
     """Return the compile-time constants for ``attend_tile``."""
-    half_width = max(_MIN_WIDTH // 2, triton.next_power_of_2(head_dim // 2))
+    min_width = 16  # minimum width of a product factor in Triton
+    half_width = max(min_width // 2, triton.next_power_of_2(head_dim // 2))
     return {
         "n_heads": n_heads,
         "head_dim": head_dim,

@@ -151,18 +151,6 @@ def _read_tokenizer(n_letters: int) -> int:
 
 _KIND = "a DNABERT-S"
 _HINT = "`virnucpro models download dnabert-s` fetches the published one"
-_OUR_NAMES = {  # module names, by their names in the Hub
-    "embeddings.word_embeddings": "embedding",
-    "embeddings.token_type_embeddings": "token_types",
-    "embeddings.LayerNorm": "embedding_norm",
-    "encoder.layer": "layers",
-    "attention.self.Wqkv": "qkv",
-    "attention.output.dense": "attention_out",
-    "attention.output.LayerNorm": "attention_norm",
-    "mlp.gated_layers": "gate_and_up",
-    "mlp.wo": "down",
-    "mlp.layernorm": "mlp_norm",
-}
 
 
 def _is_bert(path: Path) -> bool:
@@ -296,6 +284,18 @@ def _count(config: Mapping[str, Any], name: str) -> int:
 
 
 def _published_name(stored_name: str) -> str:
-    for in_hub, ours in _OUR_NAMES.items():
+    our_names = {  # module names, by their names in the Hub
+        "embeddings.word_embeddings": "embedding",
+        "embeddings.token_type_embeddings": "token_types",
+        "embeddings.LayerNorm": "embedding_norm",
+        "encoder.layer": "layers",
+        "attention.self.Wqkv": "qkv",
+        "attention.output.dense": "attention_out",
+        "attention.output.LayerNorm": "attention_norm",
+        "mlp.gated_layers": "gate_and_up",
+        "mlp.wo": "down",
+        "mlp.layernorm": "mlp_norm",
+    }
+    for in_hub, ours in our_names.items():
         stored_name = stored_name.replace(in_hub, ours)
     return stored_name

@@ -7,6 +7,7 @@ texts. The extra ``published`` installs it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,19 @@ from virnucpro.models.base import check_intact
 if TYPE_CHECKING:
     import tokenizers
 
-UNKNOWN = 0  # id of [UNK]
-FIRST = 1  # id of [CLS]
-LAST = 2  # id of [SEP]
-_SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
+
+class _SpecialWord(IntEnum):
+    """Ids of the words that are no bases. In the vocabulary they have brackets: ``[UNK]``."""
+
+    UNK = 0
+    CLS = 1
+    SEP = 2
+    PAD = 3
+    MASK = 4
+
+    @property
+    def text(self) -> str:
+        return f"[{self.name}]"
 
 
 class Tokenizer:
@@ -33,7 +43,7 @@ class Tokenizer:
             ValueError: they are in another order.
             UnavailableError: the library is not installed.
         """
-        first_words = (*_SPECIAL, *"ACGT")
+        first_words = (*(word.text for word in _SpecialWord), *"ACGT")
         if tuple(words[: len(first_words)]) != first_words:
             raise ValueError("its first words are not the special ones and the bases")
         if [left + right for left, right in merges] != list(words[len(first_words) :]):
@@ -49,7 +59,7 @@ class Tokenizer:
         every core.
         """
         encodings = (self._encoder.encode(text, add_special_tokens=False) for text in texts)
-        return [[FIRST, *encoding.ids, LAST] for encoding in encodings]
+        return [[_SpecialWord.CLS, *encoding.ids, _SpecialWord.SEP] for encoding in encodings]
 
 
 def _make_encoder(words: Sequence[str], merges: Sequence[tuple[str, str]]) -> tokenizers.Tokenizer:
@@ -68,7 +78,7 @@ def _make_encoder(words: Sequence[str], merges: Sequence[tuple[str, str]]) -> to
             hint="pip install 'virnucpro[published]'",
         ) from error
     vocabulary = {word: number for number, word in enumerate(words)}
-    encoder = Encoder(BPE(vocabulary, list(merges), unk_token=_SPECIAL[UNKNOWN]))
+    encoder = Encoder(BPE(vocabulary, list(merges), unk_token=_SpecialWord.UNK.text))
     encoder.pre_tokenizer = Whitespace()
     return encoder
 
@@ -97,7 +107,7 @@ def _check_settings(content: Mapping[str, Any]) -> None:
         ValueError, LookupError: it describes another way to split texts.
     """
     model = content["model"]
-    expected = {"type": "BPE", "dropout": None, "unk_token": _SPECIAL[UNKNOWN]}
+    expected = {"type": "BPE", "dropout": None, "unk_token": _SpecialWord.UNK.text}
     for name, value in expected.items():
         if model[name] != value:
             raise ValueError(f"its {name} is {model[name]!a}")

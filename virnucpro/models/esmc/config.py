@@ -48,23 +48,6 @@ TRANSFORMERS = {
     "up": "layers.{}.mlp.up_proj",
     "down": "layers.{}.mlp.down_proj",
 }
-# concatenated tensors in a layer on the Hub -> their parts in transformers
-_JOINED = {
-    "attn.layernorm_qkv.layer_norm_weight": ("input_layernorm.weight",),
-    "attn.layernorm_qkv.layer_norm_bias": ("input_layernorm.bias",),
-    "attn.layernorm_qkv.weight": (
-        "self_attn.q_proj.weight",
-        "self_attn.k_proj.weight",
-        "self_attn.v_proj.weight",
-    ),
-    "attn.q_ln.weight": ("self_attn.q_norm.weight",),
-    "attn.k_ln.weight": ("self_attn.k_norm.weight",),
-    "attn.out_proj.weight": ("self_attn.o_proj.weight",),
-    "ffn.layer_norm_weight": ("post_attention_layernorm.weight",),
-    "ffn.layer_norm_bias": ("post_attention_layernorm.bias",),
-    "ffn.fc1_weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-    "ffn.fc2_weight": ("mlp.down_proj.weight",),
-}
 # the head in transformers, in the published files, and in earlier ones
 _LM_PARTS = {"dense": "0", "layer_norm": "2", "decoder": "3"}
 _HEAD_NAMES = {"dense": "dense", "layer_norm": "norm", "decoder": "decoder"}
@@ -85,12 +68,6 @@ _SIZES = {
     "dim": ("hidden_size", "d_model"),
     "n_heads": ("num_attention_heads", "n_heads"),
     "inner": ("intermediate_size",),
-}
-_EXPECTED = {  # other values of these keys would mean another architecture
-    "vocab_size": N_TOKENS,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
 }
 
 
@@ -198,13 +175,30 @@ def _find_parts(slices: Mapping[str, Any]) -> Iterator[tuple[str, _Part]]:
         "transformer.norm.weight": "norm.weight",
     }
     prefix = "esmc."  # in a model with a head
+    # concatenated tensors in a layer on the Hub -> their parts in transformers
+    joined = {
+        "attn.layernorm_qkv.layer_norm_weight": ("input_layernorm.weight",),
+        "attn.layernorm_qkv.layer_norm_bias": ("input_layernorm.bias",),
+        "attn.layernorm_qkv.weight": (
+            "self_attn.q_proj.weight",
+            "self_attn.k_proj.weight",
+            "self_attn.v_proj.weight",
+        ),
+        "attn.q_ln.weight": ("self_attn.q_norm.weight",),
+        "attn.k_ln.weight": ("self_attn.k_norm.weight",),
+        "attn.out_proj.weight": ("self_attn.o_proj.weight",),
+        "ffn.layer_norm_weight": ("post_attention_layernorm.weight",),
+        "ffn.layer_norm_bias": ("post_attention_layernorm.bias",),
+        "ffn.fc1_weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+        "ffn.fc2_weight": ("mlp.down_proj.weight",),
+    }
     for stored_name, stored in slices.items():
         name = stored_name.removeprefix(prefix)
         if not (match := _LAYER.fullmatch(name)):
             yield outside_layers.get(name, name), _Part(stored, 0, 1)
             continue
         layer, rest = match.groups()
-        names = _JOINED.get(rest, (rest,))
+        names = joined.get(rest, (rest,))
         for position, part_name in enumerate(names):
             yield f"layers.{layer}.{part_name}", _Part(stored, position, len(names))
 
@@ -277,8 +271,14 @@ def _check_config(tensors: ESMCTensors, shape: ESMCShape) -> None:
     rotary = config.get("rope_parameters") or {}
     if not isinstance(rotary, dict):
         raise tensors.error(f"its rope_parameters are {rotary!a}")
+    fixed = {  # other values of these keys would mean another architecture
+        "vocab_size": N_TOKENS,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
     expected = {
-        **_EXPECTED,
+        **fixed,
         "num_key_value_heads": shape.n_heads,
         "head_dim": shape.head_dim,
         "rope_theta": ROPE_THETA,

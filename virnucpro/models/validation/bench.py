@@ -52,11 +52,7 @@ from virnucpro.models.validation.options import BenchOptions
 from virnucpro.models.validation.random_weights import MODELS, make_proteins, write_checkpoint
 from virnucpro.models.validation.timing import FAIR_ESM_TOKENS, count_tokens, time_batches
 
-_N_BATCHES = 3  # different batches with the largest budget
-_SECONDS = 2.0  # minimum duration of a repeat
-_QUICK_SECONDS = 0.1
 _SIDE = {"cuda": 8192, "mps": 4096, "cpu": 1024}  # matrix rows and columns
-_SEED = 1
 
 Say = Callable[[str], None]
 Show = Callable[[Iterable[str]], None]
@@ -106,10 +102,12 @@ def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> N
     models = _model_names(
         "--models", options.models, quick_models if options.quick else usual, MODELS
     )
+    usual_seconds = 2.0  # minimum duration of a repeat
+    quick_seconds = 0.1
     measurement = _Bench(
         choice=choice,
         precisions=_precisions(options.precisions, choice),
-        seconds=_QUICK_SECONDS if options.quick else _SECONDS,
+        seconds=quick_seconds if options.quick else usual_seconds,
         say=say,
         path=options.json,
         facts={
@@ -194,14 +192,16 @@ class _Bench:
             n_tokens = choose_tokens(self.choice, room, precision)
             ours = replace(theirs, program="virnucpro", precision=precision)
             rows.append(replace(ours, tokens_per_batch=n_tokens))
+        seed = 1
         try:
             with report_unavailable("making weights", str(self.device)):
-                write_checkpoint(checkpoint, MODELS[model], _SEED, self.device)
+                write_checkpoint(checkpoint, MODELS[model], seed, self.device)
         except (UnavailableError, OSError) as error:
             self.rows.append(replace(theirs, reason=f"no weights could be made: {error}"))
             self.write()
             return
-        proteins = make_proteins(_N_BATCHES * max(row.tokens_per_batch for row in rows), _SEED)
+        n_batches = 3  # different batches with the largest budget
+        proteins = make_proteins(n_batches * max(row.tokens_per_batch for row in rows), seed)
         for row in rows:
             self.say(f"{model}: {row.program} in {row.precision}, {row.tokens_per_batch:,} tokens")
             try:

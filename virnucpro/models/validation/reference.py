@@ -33,14 +33,6 @@ from virnucpro.models.validation.roundings import (
     pool_alone,
 )
 
-# our names of the heads' tensors -> fair-esm's; its decoder is always the embedding
-_HEADS = {
-    name: stored
-    for part in (HEADS_FAIR_ESM.lm, HEADS_FAIR_ESM.contacts)
-    for name, (stored, *_) in part.items()
-    if name != "lm.decoder.weight"
-}
-
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _FairESMEncoder:
     """Load fair-esm's model with the weights from a checkpoint.
@@ -50,9 +42,16 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _FairESMEnco
     """
     shape = inspect_esm2(weights).shape
     model = load_model(weights, shape, DTYPES[spec.precision], device)
+    # our names of the heads' tensors -> fair-esm's; its decoder is always the embedding
+    stored_names = {
+        name: stored
+        for part in (HEADS_FAIR_ESM.lm, HEADS_FAIR_ESM.contacts)
+        for name, (stored, *_) in part.items()
+        if name != "lm.decoder.weight"
+    }
     if spec.needs_head:
         heads = read_heads(weights)
-        own_names = {name: _HEADS[name] for name in heads.keys() & _HEADS.keys()}
+        own_names = {name: stored_names[name] for name in heads.keys() & stored_names.keys()}
         state = {own: heads[name] for name, own in own_names.items()}
         model.load_state_dict(state, strict=False)
     return _FairESMEncoder(spec, model, shape, device)
