@@ -35,7 +35,6 @@ from virnucpro.store.vectors import Vector, VectorBatch, Vectors, embedding_colu
 if TYPE_CHECKING:
     import h5py
 
-PART_BYTES = 1 << 28  # of vectors in each part of a safetensors export
 RESTORE_INPUT = "put the input of the run back, or choose a format without sequences"
 PART_NAME = "part-{:05}.safetensors"
 INDEX_NAME = "index.parquet"
@@ -123,7 +122,7 @@ def hdf5_name(orf_id: str) -> str:
 
 
 def write_safetensors(
-    source: ExportSource, tree: SafeDir, path: Path, part_bytes: int = PART_BYTES
+    source: ExportSource, tree: SafeDir, path: Path, part_bytes: int = 1 << 28
 ) -> None:
     """Write parts of equal size that can be mapped into memory, and an index.
 

@@ -59,11 +59,6 @@ if TYPE_CHECKING:
 
 _SEAL = struct.Struct("<32sI")  # label's SHA-256 and length
 _BLOCK = 1 << 18
-# errors that h5py raises on a corrupt file
-_DAMAGE = (
-    *(OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError),
-    SafetensorError,
-)
 
 Attributes = Mapping[str, str | int]
 
@@ -552,9 +547,14 @@ def open_reader(path: Path) -> Iterator[None]:
     """
     # errno values that concern the file; all others concern the disk or permissions
     no_file = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+    # errors that h5py raises on a corrupt file
+    damage = (
+        *(OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError),
+        SafetensorError,
+    )
     try:
         yield
-    except _DAMAGE as error:
+    except damage as error:
         if isinstance(error, OSError) and error.errno not in no_file:
             raise disk_error(error, path) from error
         fault = f"is damaged or truncated: {printable(error)}"

@@ -136,15 +136,14 @@ def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[
     SafeDir(path.parent).write_file(path, add_checksum(content))
 
 
-# the others are valid only in this process
-_INPUT_FIELDS = tuple(
-    name for name in InputFile.__dataclass_fields__ if name not in ("stamp", "parsed")
-)
-
-
 def _to_json(file: InputFile, copies: Path) -> dict[str, Any]:
     """Convert an input to JSON. Copies get relative paths, so that the run folder can be moved."""
-    values = {name: getattr(file, name) for name in _INPUT_FIELDS}
+    temporary = ("stamp", "parsed")  # valid only in this process
+    values = {
+        name: getattr(file, name)
+        for name in InputFile.__dataclass_fields__
+        if name not in temporary
+    }
     folder, name = os.path.split(file.path)
     if folder == str(copies):
         values["path"] = str(Path(copies.name, name))

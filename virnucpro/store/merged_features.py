@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 # Maximum vector bytes in ``features.h5``: some 780,000 proteins at 1,280 dimensions. The file
 # stores vectors a second time, and every resume rewrites it.
 MAX_BYTES = 4 * 10**9
-_BLOCK = 1 << 22  # bytes per copy
 
 
 def write_merged(
@@ -128,12 +127,13 @@ def _stored_rows(store: FeatureStore, part: IndexPart) -> Iterator[bytes]:
     path = store.folder / part.name
     row_bytes = _row_bytes(store.encoder)
     start = find_vectors(path)
+    block_bytes = 1 << 22  # bytes per copy
     with open_reader(path), path.open("rb") as source:
         for first, end in part.rows:
             source.seek(start + first * row_bytes)
             n_left = (end - first) * row_bytes
             while n_left:
-                block = source.read(min(n_left, _BLOCK))
+                block = source.read(min(n_left, block_bytes))
                 if not block:
                     raise ValueError("it is cut short")
                 n_left -= len(block)

@@ -58,7 +58,6 @@ InputSpans: TypeAlias = tuple[tuple[int, Span], ...]
 Part = TypeVar("Part")  # a record or file
 ShardSpans: TypeAlias = tuple[tuple[int, int], ...]  # shard spans as (first, last + 1)
 LETTERS_AT_ONCE = 500_000  # in records that are called, translated or screened together
-_FORMAT = 6  # increase when plan parts from two program states cannot be joined
 
 
 # Returns for each record in a block the index of the first ``--embed`` rule that selects it,
@@ -598,15 +597,13 @@ def reject_duplicates(digests: array[int], manifest: Manifest, *, is_begun: bool
         "with their file; or leave the added file out"
     )
     if len(manifest.inputs) == 1:
-        again = _REPLAN_HINT if is_begun else ""
+        replan_hint = with_options(
+            "; then start again with {force}. Vectors in a {cache} are read and not recomputed; "
+            "nothing was deleted"
+        )
+        again = replan_hint if is_begun else ""
         remedy = with_options("or add {rename_duplicates}{again}", again=again)
     raise repeat.error(remedy)
-
-
-_REPLAN_HINT = with_options(
-    "; then start again with {force}. Vectors in a {cache} are read and not recomputed; "
-    "nothing was deleted"
-)
 
 
 def _group_by_distinct_ids(manifest: Manifest) -> Iterator[tuple[InputFile, FastaRecord]]:
@@ -623,7 +620,8 @@ def _group_by_distinct_ids(manifest: Manifest) -> Iterator[tuple[InputFile, Fast
 def plan_key(manifest: Manifest) -> str:
     facts = [_input_facts(manifest, file) for file in manifest.inputs]
     rules = list(manifest.embed.items())
-    text = repr((_FORMAT, manifest.recipe.fingerprint, facts, manifest.replaced, rules))
+    format_number = 6  # increase when plan parts from two program states cannot be joined
+    text = repr((format_number, manifest.recipe.fingerprint, facts, manifest.replaced, rules))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

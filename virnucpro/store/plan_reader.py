@@ -23,21 +23,20 @@ from virnucpro.store.plan import InputSpans, Plan, PlanCounts, Slice, SlicePlan,
 from virnucpro.store.run_dir import PLAN, RunDir
 from virnucpro.store.shard_store import OnShard
 
-_DAMAGE = (FeatureFileError, ValueError, KeyError, TypeError)  # errors from a corrupt file
-
 
 def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
     """Read the slices in ``plan.json``, if it belongs to this run, with their intact plans."""
+    damage = (FeatureFileError, ValueError, KeyError, TypeError)  # errors from a corrupt file
     try:
         listing = _read_json(rundir.plan, {"key": plan_key(manifest)})
         n_inputs = len(manifest.inputs)
         slices = tuple(_slice_from_json(stored, n_inputs) for stored in listing["slices"])
         plan = Plan(rundir, manifest, slices, {}, bool(listing["keep_intermediate"]))
-    except _DAMAGE:
+    except damage:
         return None
     slice_plans = {}
     for input_slice in slices:
-        with suppress(*_DAMAGE):
+        with suppress(*damage):
             slice_plans[input_slice.index] = _read_part(plan, input_slice)
     return replace(plan, slice_plans=slice_plans)
 

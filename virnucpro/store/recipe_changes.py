@@ -98,21 +98,9 @@ def _changed_fields(
     for name in new:
         if old[name] != new[name] and name not in left_out:
             change = f"was {_shorten(old[name])}, now {_shorten(new[name])}"
-            shown = _SHOWN.get(name, name)
-            yield name, join_texts("", (shown, owner, f" {change}"))
+            yield name, join_texts("", (_shown_name(name), owner, f" {change}"))
 
 
-_OPTIONS = (
-    "input_type",
-    "chunk_size",
-    "min_length",
-    "genetic_code",
-    "layer",
-    "pooling",
-    "precision",
-    "store",
-    "keep_vectors",
-)
 # fields that depend on files -> their names in messages
 _FILES = {
     "encoders": "the models",
@@ -122,10 +110,24 @@ _FILES = {
     "scorer_sha256": "the SHA-256 of the scorer",
     "known_sha256": "the SHA-256 of the index of known viruses",
 }
-_SHOWN: dict[str, str] = {
-    **_FILES,
-    **{name: join_words([OptionName(name, is_bare=True)]) for name in _OPTIONS},
-}
+
+
+def _shown_name(field: str) -> str:
+    """Return a field's name in messages."""
+    options = (
+        "input_type",
+        "chunk_size",
+        "min_length",
+        "genetic_code",
+        "layer",
+        "pooling",
+        "precision",
+        "store",
+        "keep_vectors",
+    )
+    if field in options:
+        return join_words([OptionName(field, is_bare=True)])
+    return _FILES.get(field, field)
 
 
 def _shorten(value: object) -> str:

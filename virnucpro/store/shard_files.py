@@ -37,8 +37,6 @@ from virnucpro.sequences.orfs import Orfs, Texts
 # (number of shards, residues per shard) before the largest; 17.5 million residues make 208 shards
 _SMALL_SHARDS = ((32, 16_000), (32, 32_000), (32, 64_000), (128, 125_000))
 N_SMALL_SHARDS = sum(n for n, _ in _SMALL_SHARDS)
-# ORFs. Older ones are forgotten together, so memory contains up to twice as many.
-MAX_REMEMBERED = 2**18
 
 
 def shard_size(position: int, largest: int) -> int:
@@ -53,7 +51,11 @@ def shard_size(position: int, largest: int) -> int:
 class SequenceIndex:
     """The ordinals of a slice's latest ORFs, by digest, in bounded memory."""
 
-    def __init__(self, max_remembered: int = MAX_REMEMBERED) -> None:
+    def __init__(self, max_remembered: int = 2**18) -> None:
+        """Remember so many ORFs.
+
+        Older ones are forgotten together, so memory contains up to twice as many.
+        """
         self._max_remembered = max_remembered
         self._n_slots = 2 << max_remembered.bit_length()
         # two hash tables: for each slot a digest, and an ordinal + 1, or 0

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from virnucpro.store.torch_dataset import VectorDataset
 
 Vector: TypeAlias = NDArray[np.float32]
-_REWRITE = with_options("repeat the command of the run with {resume} to make what is missing")
 
 
 class StoredOutput(NamedTuple):
@@ -133,7 +132,9 @@ class _MappedParts:
             parts = self.output.store.parts
             raise FeatureFileError(
                 f"{printable(path)} is not the file that {printable(parts)} lists",
-                hint=_REWRITE,
+                hint=with_options(
+                    "repeat the command of the run with {resume} to make what is missing"
+                ),
             )
         return label
 
