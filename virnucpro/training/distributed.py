@@ -44,7 +44,6 @@ _TIMEOUT = timedelta(hours=6)  # the first rank may compute vectors while the ot
 _LISTEN_SECONDS = 0.1  # between two checks
 # Keys in the store that torchrun's processes share.
 _EXIT_CODE = "virnucpro/exit_code"
-_KEPT = "finished epochs are kept: fix the cause, then continue with --resume"
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +353,10 @@ def _exit_order(running: dict[ChildProcess, str], on_event: EventHandler) -> lis
 
 
 def _rank_exit(device: str, reason: str) -> VirnucproError:
-    return VirnucproError(f"the process on {device} ended: {reason}", hint=_KEPT)
+    return VirnucproError(
+        f"the process on {device} ended: {reason}",
+        hint="finished epochs are kept: fix the cause, then continue with --resume",
+    )
 
 
 class _Relay(logging.Handler):

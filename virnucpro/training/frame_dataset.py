@@ -55,17 +55,6 @@ MAX_BIN_FACTOR = 4.0  # maximum factor that a bin applies to a weight
 _VECTORS = "vectors.json"
 _VECTOR_ROWS = "vector_rows.npy"
 _RECORDS = "records.json"
-# Type of each column, and number of values per row if a row is an array.
-_COLUMNS: dict[str, tuple[str, int | None]] = {
-    "proteins.npy": ("|u1", None),
-    "protein_ends.npy": ("<i8", None),
-    "ids.npy": ("|u1", None),
-    "id_ends.npy": ("<i8", None),
-    "composition.npy": ("<f4", N_FEATURES),
-    "chunk.npy": ("<i8", None),
-    "chunks.npy": ("<i8", 3),
-    "kmers.npy": ("<i8", 2),
-}
 _COMPOSITIONS_AT_ONCE = 8192  # frames
 _MAX_RECORDS_BYTES = 2**36  # maximum bytes of the file of records, which we write ourselves
 
@@ -346,9 +335,20 @@ class _Growing:
     """A folder's columns while they are written. Closing ``files`` completes them."""
 
     def __init__(self, folder: Path, files: ExitStack) -> None:
+        # Type of each column, and number of values per row if a row is an array.
+        columns: dict[str, tuple[str, int | None]] = {
+            "proteins.npy": ("|u1", None),
+            "protein_ends.npy": ("<i8", None),
+            "ids.npy": ("|u1", None),
+            "id_ends.npy": ("<i8", None),
+            "composition.npy": ("<f4", N_FEATURES),
+            "chunk.npy": ("<i8", None),
+            "chunks.npy": ("<i8", 3),
+            "kmers.npy": ("<i8", 2),
+        }
         add = {
             name: files.enter_context(open_growing(folder / name, dtype, width))
-            for name, (dtype, width) in _COLUMNS.items()
+            for name, (dtype, width) in columns.items()
         }
         self._add = add
         self._n_chunks = 0

@@ -50,7 +50,6 @@ from virnucpro.viral.provirus_features import HostBackground, Levels, WindowTabl
 from virnucpro.workflows.predict import predict
 from virnucpro.workflows.predict_options import PredictOptions
 
-_ALL = "all"
 Span = tuple[int, int]
 _COLUMNS = (
     "precision",
@@ -69,16 +68,12 @@ _COLUMNS = (
     "gene_recall",
     "gene_f1",
 )
-_TRUTH = "a table of the columns seq_id, start, end (bases from 0, half-open) and kind: prophage"
 SIZE = 1_000
 STEP = 500
 _EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # bin edges of the contrast to the host
 _GC_WEIGHT = 0.7
 _SHAPE_WEIGHT = 1.5
 _SHAPE_BASES = 9_500
-_FIRST_SHARE = 0.1  # share of records that begin in a virus; makes phage lambda alone a region
-_WEIGHT = 0.7 * STEP / SIZE  # per piece, because neighbours overlap and are alike
-_KERNEL = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
 
 
 def evaluate_regions(
@@ -143,10 +138,11 @@ def _write_table(path: Path, scores_by_name: dict[str, RegionScores], seed: int)
     """Write a row per sequence, and a total row with the F1 interval. Return the lines."""
     figures = list(scores_by_name.values())
     low, high = f1_interval(figures, seed)
+    all_records = "all"
     rows = [
         ("seq_id", *_COLUMNS, "f1_low", "f1_high"),
         *((name, *scores.row(), "", "") for name, scores in scores_by_name.items()),
-        (_ALL, *RegionScores.sum(figures).row(), f"{low:.3f}", f"{high:.3f}"),
+        (all_records, *RegionScores.sum(figures).row(), f"{low:.3f}", f"{high:.3f}"),
     ]
     lines = list(map(tsv_line, rows))
     SafeDir(path.parent).write_file(path, "".join(lines))
@@ -173,7 +169,10 @@ def read_truth(path: Path) -> dict[str, Truth]:
     """
     truths: dict[str, Truth] = {}
     other_kinds: set[str] = set()
-    for line, row in read_cells(path, ("seq_id", "start", "end", "kind"), _TRUTH):
+    expected = (
+        "a table of the columns seq_id, start, end (bases from 0, half-open) and kind: prophage"
+    )
+    for line, row in read_cells(path, ("seq_id", "start", "end", "kind"), expected):
         try:
             span = _parse_span(row["start"], row["end"], first=0)
         except ValueError as error:
@@ -191,7 +190,7 @@ def read_truth(path: Path) -> dict[str, Truth]:
             case other:
                 other_kinds.add(other)
     if not any(truth.prophages for truth in truths.values()):
-        raise InputError(f"{printable(path)} has no row of the kind prophage", hint=_TRUTH)
+        raise InputError(f"{printable(path)} has no row of the kind prophage", hint=expected)
     if other_kinds:
         LOGGER.warning(
             "rows of other kinds, skipped: %s", ", ".join(map(printable, sorted(other_kinds)))
@@ -565,7 +564,8 @@ def learn_region_model(
     Raises:
         InputError: no prophage has a piece, or chromosomes do not differ.
     """
-    genes_weight = 0.6 * _WEIGHT  # per piece with its genes, which span several pieces
+    weight = 0.7 * STEP / SIZE  # per piece, because neighbours overlap and are alike
+    genes_weight = 0.6 * weight  # per piece with its genes, which span several pieces
     backgrounds = [HostBackground.from_items(chromosome.items) for chromosome in chromosomes]
     usual = HostBackground.mean(backgrounds)
     own = [_levels(chromosome.items, usual, chromosome.is_host) for chromosome in chromosomes]
@@ -579,6 +579,7 @@ def learn_region_model(
     virus, host = _split_by_side(chromosomes, contrasts)
     distance = _mean_distance(chromosomes, virus)
     host_bases, virus_bases = _mean_lengths(chromosomes)
+    first_share = 0.1  # share of records that begin in a virus; makes phage lambda alone a region
     try:
         genes = Levels.from_values(gc, gene_level)
         gene_contrasts = _add_genes(contrasts, chromosomes, own, genes)
@@ -591,13 +592,13 @@ def learn_region_model(
             shape_weight=_SHAPE_WEIGHT,
             shape_bases=_SHAPE_BASES,
             edges=_EDGES,
-            log_ratios=_log_ratios(virus, host, _WEIGHT),
+            log_ratios=_log_ratios(virus, host, weight),
             genes=genes,
             gene_log_ratios=_log_ratios(*_split_by_side(chromosomes, gene_contrasts), genes_weight),
-            weight=_WEIGHT,
+            weight=weight,
             deviation=round(float(np.mean([values.std() for values in host])), 4),
             distance=round(distance, 4),
-            first_share=_FIRST_SHARE,
+            first_share=first_share,
             host_bases=host_bases,
             virus_bases=virus_bases,
             training=training,
@@ -698,6 +699,7 @@ def _counts(contrasts: FloatArray) -> FloatArray:
 def _shares(counts: FloatArray) -> FloatArray:
     """Return the smoothed share of each bin, above 0. They sum to 1."""
     least = 0.02  # share of all pieces that is spread evenly over the bins
-    padded = np.pad(counts / counts.sum(), len(_KERNEL) // 2, mode="edge")
-    smooth = np.convolve(padded, _KERNEL / _KERNEL.sum(), "valid") + least / len(counts)
+    kernel = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
+    padded = np.pad(counts / counts.sum(), len(kernel) // 2, mode="edge")
+    smooth = np.convolve(padded, kernel / kernel.sum(), "valid") + least / len(counts)
     return np.asarray(smooth / smooth.sum())

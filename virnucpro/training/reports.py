@@ -35,11 +35,6 @@ from virnucpro.training.training_config import TrainingFile
 from virnucpro.viral.head import Head
 
 _Table = list[dict[str, str]]
-# Per table of figures: the columns that name a row, and those to summarise.
-_SUMMARISED = {
-    TrainingFile.HELD_OUT: (("split", "network"), ("auroc_frames", "auroc_chunks")),
-    TrainingFile.GAIN: (("split", "n_bases"), ("base", "head", "joined", "gain", "weight")),
-}
 CARD_FILE = "README.md"  # next to the head
 EVALUATION = "evaluation.json"
 # Figures for all samples (without a score: lowest), and the ends of their interval.
@@ -286,7 +281,12 @@ def summary_lines(folders: Sequence[Path]) -> list[str]:
         InputError: a table is damaged.
     """
     values: dict[tuple[str, str, str], list[float]] = {}
-    for (table, (keys, figures)), folder in product(_SUMMARISED.items(), folders):
+    # Per table of figures: the columns that name a row, and those to summarise.
+    summarised = {
+        TrainingFile.HELD_OUT: (("split", "network"), ("auroc_frames", "auroc_chunks")),
+        TrainingFile.GAIN: (("split", "n_bases"), ("base", "head", "joined", "gain", "weight")),
+    }
+    for (table, (keys, figures)), folder in product(summarised.items(), folders):
         for row, figure in product(read_table(folder / table), figures):
             name = " ".join(row.get(key, NOT_DEFINED) for key in keys)
             if (number := _parse_number(row.get(figure, ""))) is not None:

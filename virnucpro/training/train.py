@@ -99,8 +99,6 @@ from virnucpro.workflows.extract_options import ExtractOptions
 if TYPE_CHECKING:
     from virnucpro.training.event_file import EventFile
 
-_N_BATCHES = 3  # timed batches; one earlier batch is not timed, since it also sets up the device
-
 
 def train(
     options: TrainOptions, on_event: EventHandler, environ: Mapping[str, str] | None = None
@@ -468,7 +466,8 @@ def check_training(options: TrainOptions, on_event: EventHandler) -> Iterator[st
     training, choice = resolve_training(options, on_event)
     yield from describe_training(training, choice)
     code = GeneticCode.from_number(options.genetic_code)
-    n_timed = options.batch_size * (_N_BATCHES + 1)
+    n_batches = 3  # timed batches; one earlier batch is not timed, since it also sets up the device
+    n_timed = options.batch_size * (n_batches + 1)
     hashes: list[str] = []
     proteins: list[str] = []
     n_frames: dict[LabelledRecord, int] = {}

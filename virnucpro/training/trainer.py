@@ -49,7 +49,6 @@ _OnStep = Callable[[int, dict[str, float]], None]  # number and figures of a ste
 _DATA = "waiting for data"
 _STEP = "forward and backward"
 _OPTIMIZER = "optimizer"
-_TRAINING = (_DATA, _STEP, _OPTIMIZER)
 _BEST = "best.pt"
 
 
@@ -96,7 +95,8 @@ class _Clock:
 
     @property
     def training_seconds(self) -> float:
-        return sum(self.seconds.get(part, 0.0) for part in _TRAINING)
+        phases = (_DATA, _STEP, _OPTIMIZER)
+        return sum(self.seconds.get(part, 0.0) for part in phases)
 
 
 @dataclass(slots=True)

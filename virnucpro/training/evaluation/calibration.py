@@ -31,7 +31,6 @@ N_CHUNKS = (1, 2, 6, 20)  # per record; 500 to 10,000 bases if a chunk has 500
 _TEMPERATURES: list[float] = np.geomspace(1 / 20, 20, 601).round(4).tolist()  # 1 % apart
 N_FOLDS = 5
 MIN_GROUPS = 2  # per label, to fit on some and measure on the rest
-_SEED = 0  # for resampling groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +299,8 @@ def choose_knot(fragments: ScoredFragments) -> EnsembleKnot:
     ensemble_odds = fold_log_odds(fragments)
     before = fragments.group_by(scorer_odds)
     after = fragments.group_by(ensemble_odds)
-    _, (low, _) = auroc_gain(before, after, _SEED)
+    seed = 0  # for resampling groups
+    _, (low, _) = auroc_gain(before, after, seed)
     return knot if low is not None and low > 0 and knot.head > 0 else alone
 
 

@@ -81,7 +81,6 @@ from virnucpro.workflows.resolve_predict import resolve_predict
 Figures = dict[str, Any]  # for JSON: rounded; None: not defined
 _RUN = "run"  # run folder for the fragments
 _WHOLE = "whole"  # length of a complete record
-_COLUMNS = ("fragment", "record", "length", "start", "end", "strand", "label", "group", "kingdom")
 # Model -> digests of training records, digests of training groups, and sampled training k-mers.
 _CHANGED_FOLDER = "the run folder was changed by another program: start again with --force"
 _FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
@@ -546,7 +545,18 @@ def write_fragments(
         (name, source.id, length, start, end, strand, source.label, source.group, source.kingdom)
         for name, source, length, start, end, strand in fragments
     )
-    write_table(fasta.with_name("fragments.tsv"), _COLUMNS, rows)
+    columns = (
+        "fragment",
+        "record",
+        "length",
+        "start",
+        "end",
+        "strand",
+        "label",
+        "group",
+        "kingdom",
+    )
+    write_table(fasta.with_name("fragments.tsv"), columns, rows)
     return fragments
 
 
