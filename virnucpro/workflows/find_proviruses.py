@@ -38,7 +38,6 @@ from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
 from virnucpro.workflows.write_tables import locate_outputs
 
 TABLE = REGION_TABLE.file
-_WRITTEN = tuple(sink.file for sink in REGION_OUTPUTS)
 
 
 def find_regions(asked: RegionsOptions, on_event: EventHandler) -> RecordCounts:
@@ -50,11 +49,12 @@ def find_regions(asked: RegionsOptions, on_event: EventHandler) -> RecordCounts:
     """
     rundir = open_run_dir(asked.folder)
     _finished_run(rundir)  # before a lock is created: the folder may not be a run folder
+    written = tuple(sink.file for sink in REGION_OUTPUTS)
     with rundir.locked_for_run():
         manifest = _finished_run(rundir)
         # Logged without starting a new run, so that the page keeps the warnings of the run.
         LOGGER.info("virnucpro %s regions: %s", __version__, printable(" ".join(asked.argv)))
-        Outputs(rundir).check(but=(RunDir.page, *_WRITTEN))
+        Outputs(rundir).check(but=(RunDir.page, *written))
         inputs = check_recorded(manifest.inputs)
         present = number_taken_names(replace(manifest, inputs=tuple(inputs)), on_event)
         options = _add_regions(rundir, asked.region_model)
@@ -62,7 +62,7 @@ def find_regions(asked: RegionsOptions, on_event: EventHandler) -> RecordCounts:
             manifest.recipe.genetic_code, None, options.region_model, options.min_posterior
         )
         announce(f"regions: by a model that was trained on {finder.model.training}")
-        with Outputs(rundir).rewriting((RECORD_TABLE.file, *_WRITTEN)):
+        with Outputs(rundir).rewriting((RECORD_TABLE.file, *written)):
             tally = _write_files(
                 rundir,
                 replace(manifest, taken=present.taken),

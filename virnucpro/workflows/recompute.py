@@ -57,16 +57,6 @@ from virnucpro.workflows.work_share import RunShare, embed, resolve_share
 from virnucpro.workflows.write_tables import Backlog, Group, TableWriter
 
 T = TypeVar("T")
-# Half the distance between two numbers near 1. Factors in 8 bits come from numbers that differ by
-# rounding to bf16 (2^-8), so only those near a boundary round to a different number.
-_UNITS: dict[Precision, float] = {
-    "fp32": 2.0**-24,
-    "bf16x2": 2.0**-16,
-    "fp16": 2.0**-11,
-    "bf16": 2.0**-8,
-    "fp8": 2.0**-6,
-    "int8": 2.0**-6,
-}
 
 
 @dataclass(slots=True)
@@ -396,7 +386,17 @@ def largest_distance_explained(encoder: EncoderSpec, output: OutputSpec | None =
     products_per_layer = 8  # products with rounded results, per residue and layer
     one_rounding = 0.42  # units, root mean square: see ``models.validation.reference``
     margin = 2.0  # as in ``models check``
-    unit = _UNITS[encoder.precision]
+    # Half the distance between two numbers near 1. Factors in 8 bits come from numbers that differ
+    # by rounding to bf16 (2^-8), so only those near a boundary round to a different number.
+    units: dict[Precision, float] = {
+        "fp32": 2.0**-24,
+        "bf16x2": 2.0**-16,
+        "fp16": 2.0**-11,
+        "bf16": 2.0**-8,
+        "fp8": 2.0**-6,
+        "int8": 2.0**-6,
+    }
+    unit = units[encoder.precision]
     rounding_error = one_rounding * unit
     if encoder.precision == "fp32":
         rounding_error *= math.sqrt(4 * encoder.dim)

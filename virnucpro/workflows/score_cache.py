@@ -37,17 +37,6 @@ from virnucpro.viral.known import WindowHits
 from virnucpro.viral.scoring import WindowScores
 from virnucpro.viral.types import Region, Track
 
-# Errors of numpy, safetensors, zstd and JSON on a damaged file.
-_DAMAGE = (
-    FeatureFileError,
-    LookupError,
-    ValueError,
-    TypeError,
-    StopIteration,
-    SafetensorError,
-    zstd.ZstdError,
-)
-
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -100,10 +89,20 @@ class ScoreStore:
         if not path.exists():
             return None, False
         expected = {} if records is None else {"records": _cache_key(records)}
+        # Errors of numpy, safetensors, zstd and JSON on a damaged file.
+        damage = (
+            FeatureFileError,
+            LookupError,
+            ValueError,
+            TypeError,
+            StopIteration,
+            SafetensorError,
+            zstd.ZstdError,
+        )
         try:
             label, content = read_checksummed(path, {**self._attributes, **expected})
             scored = _from_arrays(load(_unpack(label, content)), records, label)
-        except _DAMAGE:
+        except damage:
             return None, False
         return scored, label.attributes.get("finder") == self.finder
 

@@ -40,11 +40,6 @@ from virnucpro.workflows.table_cache import RowStore
 if TYPE_CHECKING:
     from virnucpro.workflows.recompute import Recomputed
 
-_NEXT = {
-    "unfinished": "repeat the command of the run with --resume",
-    "planned": "virnucpro work {} on any machines, then the planned command with --resume",
-    "worked": "the planned command with --resume",
-}
 _LISTED = 8  # maximum number of listed files
 
 
@@ -288,9 +283,14 @@ def _describe(seen: _RunState) -> list[str]:
 
 def _next_steps(seen: _RunState, step: str) -> Iterator[str]:
     """Yield what the user can do next, and the run's command."""
-    if seen.running or step not in _NEXT:
+    next_steps = {
+        "unfinished": "repeat the command of the run with --resume",
+        "planned": "virnucpro work {} on any machines, then the planned command with --resume",
+        "worked": "the planned command with --resume",
+    }
+    if seen.running or step not in next_steps:
         return
-    yield f"next      {_NEXT[step].format(shlex.quote(printable(seen.rundir.root)))}"
+    yield f"next      {next_steps[step].format(shlex.quote(printable(seen.rundir.root)))}"
     match seen.facts.get("argv"):
         case [_, *words] if words:  # without the program path
             yield escape_markup(f"as typed  {shlex.join(map(str, ('virnucpro', *words)))}")

@@ -31,8 +31,6 @@ from virnucpro.store.plan import Plan, Slice
 from virnucpro.store.run_dir import ROWS, SCORE_FORMAT
 from virnucpro.store.shard_store import ShardStore
 
-_FORMAT = 4  # increment it when the same scores, columns and key would give other rows
-
 _COUNTS = ("n_records", "n_letters", "work", "n_blocks")
 
 
@@ -141,7 +139,9 @@ class RowStore:
     def _attributes(self, group: Sequence[Slice]) -> dict[str, str | int]:
         """Return a row file's attributes, including what differs between builds."""
         columns = [(sink.file, sink.columns) for sink in all_outputs()]
-        facts = (_FORMAT, SCORE_FORMAT, columns)
+        # Increment it when the same scores, columns and key would give other rows.
+        format_number = 4
+        facts = (format_number, SCORE_FORMAT, columns)
         return {"key": self._key(group), "format": _hash(facts)}
 
     def _key(self, group: Sequence[Slice]) -> str:
