@@ -159,14 +159,16 @@ class _EmbedKeywords(_RunKeywords, total=False):
 
 
 _ALIASES = {"layer": "layers"}  # keywords with another name than the option
-# options without a value, which texts show as True or False
-_OPTION_TYPES = get_type_hints(PredictOptions) | get_type_hints(ExtractOptions)
 
 
 def _translate_message(text: str) -> str:
     """Return a text with its options as arguments."""
-    flags = frozenset(name for name, type_ in _OPTION_TYPES.items() if type_ is bool)
-    return text.in_python(flags) if isinstance(text, OptionText) else text
+    if not isinstance(text, OptionText):
+        return text
+    types = get_type_hints(PredictOptions) | get_type_hints(ExtractOptions)
+    # options without a value, which texts show as True or False
+    flags = frozenset(name for name, type_ in types.items() if type_ is bool)
+    return text.in_python(flags)
 
 
 @contextmanager
