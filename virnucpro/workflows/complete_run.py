@@ -152,7 +152,7 @@ class _PlanStream:
             self.context = self.steps.describe(plan)
         finally:
             self.feed.close()
-        list(self.context.finished_rows.find_missing_shards())  # deletes rows without vectors
+        self.context.finished_rows.delete_rows_without_vectors()
         writer = TableWriter(self.context, self.backlog)
         return writer.write(writer.count_helpers())
 

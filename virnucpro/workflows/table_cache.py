@@ -218,16 +218,22 @@ class FinishedRows:
         return all(shard.path.is_file() for shard in shards) or self.read(group) is not None
 
     def find_missing_shards(self) -> Iterator[Shard]:
-        """Yield the shards that the tables still need. Rows without vectors are deleted."""
+        """Yield the shards that the tables still need, after deleting rows without vectors."""
+        for slice_ in self.delete_rows_without_vectors():
+            yield from self.cache.plan.slice_plans[slice_.index].shards
+
+    def delete_rows_without_vectors(self) -> list[Slice]:
+        """Delete rows whose slices lack vectors, and return the slices that are not finished."""
         finished = self.find_slices()
         plan = self.cache.plan
+        unfinished: list[Slice] = []
         for group in plan.group_by_records():
             if group[0].index in finished:
                 continue
             if self.cache.has(group):
                 plan.rundir.delete(self.cache.path(group))
-            for slice_ in group:
-                yield from plan.slice_plans[slice_.index].shards
+            unfinished += group
+        return unfinished
 
 
 def _hash(facts: object) -> str:
