@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from logging.handlers import BufferingHandler
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, final
 
 from virnucpro.core.child_process import (
     ChildError,
@@ -125,7 +125,11 @@ class InlineExecutor(Executor):
 
 
 class ProcessExecutor(StreamingExecutor):
-    """One worker process per device on this machine. Without devices, any shard is an error."""
+    """One worker process per device on this machine. Without devices, any shard is an error.
+
+    A large input is passed to ``run_feed``, and a small one to ``run``. To run shards differently,
+    implement ``Executor`` instead of overriding one of the two.
+    """
 
     def __init__(
         self,
@@ -160,6 +164,7 @@ class ProcessExecutor(StreamingExecutor):
     def close(self) -> None:
         self.shrink_to(0)
 
+    @final
     def run(
         self, shards: Sequence[Shard], job: WorkerConfig, resources: Resources
     ) -> Generator[WorkerEvent, None, None]:
@@ -178,6 +183,7 @@ class ProcessExecutor(StreamingExecutor):
     def has_devices(self) -> bool:
         return bool(self.devices)
 
+    @final
     def run_feed(
         self, feed: ShardFeed, job: WorkerConfig, resources: Resources
     ) -> Generator[WorkerEvent, None, None]:
