@@ -60,8 +60,8 @@ class Contender:
 
 
 def contend_for_folders(pipe: Connection) -> None:
-    lock._PATIENCE = 60.0  # a busy machine may keep a holder from writing its name
-    lock._QUEUE_SECONDS = 1.0
+    lock.Timing.owner_name_seconds = 60.0  # a busy machine may keep a holder from writing its name
+    lock.Timing.queue_seconds = 1.0
     while True:
         how, folder = pipe.recv()
         rundir = open_run_dir(folder)
@@ -163,7 +163,7 @@ def test_lock_of_a_killed_process_is_free(contend, tmp_path):
 
 
 def test_work_and_runs_exclude_each_other(contend, tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "_QUEUE_SECONDS", 0.5)
+    monkeypatch.setattr(lock.Timing, "queue_seconds", 0.5)
     with ExitStack() as stack:
         for _ in range(2):
             one = stack.enter_context(held(tmp_path, contend, "work"))
@@ -206,7 +206,7 @@ def test_work_never_overlaps_a_run(contend, tmp_path, chaos_seed):
 def test_unreadable_lock_is_kept_and_deletable(tmp_path, monkeypatch):
     """Without file locks, after a kill between two calls, the lock names nobody."""
     monkeypatch.setattr(fcntl, "flock", no_flock)
-    monkeypatch.setattr(lock, "_PATIENCE", 0.1)
+    monkeypatch.setattr(lock.Timing, "owner_name_seconds", 0.1)
     mark = tmp_path / MARK
     mark.touch()
     error = refusal_of(tmp_path)
@@ -318,8 +318,8 @@ def test_incompatible_version_is_refused(make_config, tiny, contigs, older, fact
 
 @pytest.fixture
 def quick_beats(monkeypatch) -> None:
-    monkeypatch.setattr(lock, "_BEAT_SECONDS", 0.05)
-    monkeypatch.setattr(lock, "_DEAD_SECONDS", 0.5)
+    monkeypatch.setattr(lock.Timing, "beat_seconds", 0.05)
+    monkeypatch.setattr(lock.Timing, "dead_seconds", 0.5)
 
 
 def left_by_another_host(folder: Path, name: str) -> Path:

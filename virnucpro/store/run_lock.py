@@ -35,17 +35,21 @@ from virnucpro.core.option_text import join_texts, with_options
 from virnucpro.core.safe_dir import SafeDir
 
 LOCK = ".lock"
-_MARK = f"{LOCK}.held"  # the lock on a file system without flock
-LOCK_FILES = (LOCK, _MARK)
-_PATIENCE = 2.0  # seconds to wait for the owner's name
-_STALE_SECONDS = 0.2  # for filelock to take over the lock of a dead process
-_QUEUE_SECONDS = 10.0  # for processes that start together and take turns, without flock
+LOCK_FILES = (LOCK, f"{LOCK}.held")  # the second is the lock on a file system without flock
 _TAG = re.compile(r"work-(?P<host>[\w.-]+)-(?P<pid>\d+)\.log", re.ASCII)
-_BEAT_SECONDS = 2.0  # between two beats
-_DEAD_SECONDS = 60.0  # without a beat, by file times, until a process counts as dead
-_WATCH_BEATS = 10  # beats to watch a file for if its time is inconclusive
 _NAME = re.compile(r"process (\d+) on (.+) since .+\n")
 _BEGINNING = b"process "  # starts a run's name in its lock
+
+
+class Timing:
+    """How long a lock waits. Tests change these values."""
+
+    owner_name_seconds = 2.0  # for the owner's name
+    stale_seconds = 0.2  # for filelock to take over the lock of a dead process
+    queue_seconds = 10.0  # for processes that start together and take turns, without flock
+    beat_seconds = 2.0  # between two beats
+    dead_seconds = 60.0  # without a beat, by file times, until a process counts as dead
+    n_watched_beats = 10  # to watch a file for if its time is inconclusive
 
 
 @contextmanager
@@ -71,9 +75,11 @@ def locked(
                 case False:
                     raise _in_use_error(handle, folder, tags)
                 case None:
-                    stack.enter_context(_lock_softly(handle, folder / _MARK, tags, _STALE_SECONDS))
+                    stack.enter_context(
+                        _lock_softly(handle, _lock_marker(path), tags, Timing.stale_seconds)
+                    )
                     for mark in filter(Path.exists, map(_lock_marker, tags_in(tags))):
-                        with _lock_softly(handle, mark, tags, _STALE_SECONDS):
+                        with _lock_softly(handle, mark, tags, Timing.stale_seconds):
                             pass  # left by a killed process
             _reject_if_active(handle, folder, tags_in(tags))
             handle.truncate(0)
@@ -100,9 +106,9 @@ def shared(folder: Path, tag: Path) -> Iterator[None]:
                 case False:
                     raise _in_use_error(handle, folder, tags)
                 case None:  # while this process owns the mark, no run can lock the folder
-                    with _lock_softly(handle, folder / _MARK, tags, _QUEUE_SECONDS):
+                    with _lock_softly(handle, _lock_marker(path), tags, Timing.queue_seconds):
                         stack.enter_context(
-                            _lock_softly(handle, _lock_marker(tag), tags, _STALE_SECONDS)
+                            _lock_softly(handle, _lock_marker(tag), tags, Timing.stale_seconds)
                         )
                 case True:
                     _reject_if_active(handle, folder, {})
@@ -125,7 +131,7 @@ def tagged(tag: Path) -> Iterator[None]:
             own = stack.enter_context(_open(SafeDir(tag.parents[1]), tag))
             if _flock(own, fcntl.LOCK_EX) is None:
                 stack.enter_context(
-                    _lock_softly(own, _lock_marker(tag), tag.parent, _STALE_SECONDS)
+                    _lock_softly(own, _lock_marker(tag), tag.parent, Timing.stale_seconds)
                 )
             stack.enter_context(_parse_tag(own))
         yield
@@ -207,7 +213,7 @@ def _heartbeat(file: int | Path) -> Iterator[None]:
     end = Event()
 
     def beat() -> None:
-        while not end.wait(_BEAT_SECONDS):
+        while not end.wait(Timing.beat_seconds):
             with suppress(OSError):  # a removed file is reported elsewhere
                 os.utime(file)
 
@@ -230,10 +236,10 @@ def _reject_if_active(handle: FileIO, folder: Path, tags: Mapping[Path, tuple[st
     words = _NAME.fullmatch(handle.read().decode(errors="replace"))
     patience: dict[Path, float] = {}
     if words and words[2] != _host():
-        patience[folder / LOCK] = _WATCH_BEATS * _BEAT_SECONDS
+        patience[folder / LOCK] = Timing.n_watched_beats * Timing.beat_seconds
     for tag, (host, _) in tags.items():
         if host != _quote_tag(_host()):
-            patience[tag] = _DEAD_SECONDS - _lock_age(tag, handle)
+            patience[tag] = Timing.dead_seconds - _lock_age(tag, handle)
     if living := _find_living(patience):
         holder = tags.get(living)
         owner = f"process {holder[1]} on {holder[0]}" if holder else str(words and words[0].strip())
@@ -255,7 +261,7 @@ def _find_living(patience: Mapping[Path, float]) -> Path | None:
         for path in watched:
             if _last_beat(path) != first_beats[path]:
                 return path
-        time.sleep(_BEAT_SECONDS / 4)
+        time.sleep(Timing.beat_seconds / 4)
     return None
 
 
@@ -286,7 +292,7 @@ def _parse_tag(own: FileIO) -> Iterator[None]:
     with _heartbeat(own.fileno()):
         yield
     with suppress(OSError):
-        then = os.fstat(own.fileno()).st_mtime - _DEAD_SECONDS
+        then = os.fstat(own.fileno()).st_mtime - Timing.dead_seconds
         os.utime(own.fileno(), (then, then))
 
 
@@ -353,7 +359,8 @@ def _is_dead(handle: FileIO, mark: Path) -> bool:
     """Return True if the process on another host that made a mark is dead."""
     if _tag_host(mark) in ("", socket.gethostname()):
         return False  # filelock has checked it, or it is just being created
-    patience = max(_DEAD_SECONDS - _lock_age(mark, handle), _WATCH_BEATS * _BEAT_SECONDS / 2)
+    shortest = Timing.n_watched_beats * Timing.beat_seconds / 2
+    patience = max(Timing.dead_seconds - _lock_age(mark, handle), shortest)
     return _find_living({mark: patience}) is None
 
 
@@ -372,7 +379,7 @@ def _remove_marker(handle: FileIO) -> None:
 def _in_use_error(handle: FileIO, folder: Path, tags: Path, *hints: str) -> OutputError:
     named = 3  # maximum number of owners in a message
     moment = 0.02  # seconds between two checks for it
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + Timing.owner_name_seconds
     name = ""
     working: list[tuple[str, int]] = []
     while not (name or working) and time.monotonic() < deadline:
