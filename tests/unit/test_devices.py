@@ -31,7 +31,7 @@ from virnucpro.models.manage import describe_model
 from virnucpro.models.nvidia import free_gpus, list_gpus, select_gpus, visible_gpus
 from virnucpro.models.registry import FAMILIES
 from virnucpro.models.torch_build import TorchBuild, torch_build
-from virnucpro.models.triton_kernels import NAMES
+from virnucpro.models.triton_kernels import KernelName
 from virnucpro.models.validation.compare_reference import try_gpus as try_here
 
 GIB = 1 << 30
@@ -393,8 +393,8 @@ def test_token_budget_fits_device_and_model():
 
 def try_gpus(devices: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return what these GPUs would answer. Triton does not run on the last one."""
-    used = dict.fromkeys(("fp8", *NAMES), "")
-    refused = {"fp8": "", **dict.fromkeys(NAMES, "CompilationError: no C compiler")}
+    used = dict.fromkeys(("fp8", *KernelName), "")
+    refused = {"fp8": "", **dict.fromkeys(KernelName, "CompilationError: no C compiler")}
     return dict(zip(devices, [*[used] * (len(devices) - 1), refused], strict=True))
 
 
@@ -438,7 +438,7 @@ def test_untestable_gpu_is_described():
     """This machine has no GPU."""
     (refusals,) = try_here(["cuda:0"]).values()
     assert "Error: " in refusals["fp8"]
-    assert refusals == dict.fromkeys(("fp8", "int8", *NAMES), refusals["fp8"])
+    assert refusals == dict.fromkeys(("fp8", "int8", *KernelName), refusals["fp8"])
     assert not our_processes()
 
 

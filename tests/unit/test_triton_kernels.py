@@ -274,7 +274,7 @@ def test_trial_binds_and_compiles(driver, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     answers: list[object] = []
     check._try(SimpleNamespace(send=answers.append), "cpu")
-    assert answers == [dict.fromkeys(("fp8", "int8", *triton_kernels.NAMES), "")]
+    assert answers == [dict.fromkeys(("fp8", "int8", *triton_kernels.KernelName), "")]
     floats = ("*fp32",) * 5
     assert list(dict.fromkeys(driver.launched)) == [
         ("rotate_token", ("*bf16", "*fp32", "*fp32")),
@@ -324,7 +324,7 @@ def test_machine_without_a_gpu_gives_reasons():
     refusals = {}
     for number in (*EIGHT_BITS.values(), torch.float32):
         refusals |= triton_kernels.unavailable_kernels(CPU, number)
-    assert refusals.keys() == set(triton_kernels.NAMES)
+    assert refusals.keys() == set(triton_kernels.KernelName)
     assert all(reason.startswith("RuntimeError: ") for reason in refusals.values())
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from functools import cache
 from subprocess import SubprocessError
 from typing import Any
@@ -27,19 +28,18 @@ except ImportError:
 
 # Products are added without rounding. Triton's default varies.
 OPTIONS: Mapping[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": True}
-_PER_WARP = 512  # row elements per warp: each thread has 16 in registers
-_MAX_WARPS = 16
 TEXT_BLOCK = 32  # queries per ``attend_text`` program, and keys per step
 OPTIONS_TO_ATTEND: Mapping[str, int | bool] = {**OPTIONS, "num_stages": 2}
-# Kernel names for messages.
-ROTATION = "rotation"
-BORDER = "residual + LayerNorm"
-TO_8_BITS = {torch.float8_e4m3fn: "fp8 quantise", torch.int8: "int8 quantise"}
-TEXTS = "DNABERT-S attention"
-NAMES = (ROTATION, BORDER, *TO_8_BITS.values(), TEXTS)
-# Errors from compiling (no compiler, no writable folder), loading or launching.
-_SYSTEM_FAILURES = (ImportError, OSError, RuntimeError, SubprocessError)
-_FAILURES = _SYSTEM_FAILURES if triton is None else (*_SYSTEM_FAILURES, triton.TritonError)
+
+
+class KernelName(StrEnum):
+    """Kernel names for messages."""
+
+    ROTATION = "rotation"
+    BORDER = "residual + LayerNorm"
+    TO_FP8 = "fp8 quantise"
+    TO_INT8 = "int8 quantise"
+    TEXTS = "DNABERT-S attention"
 
 
 def unavailable_kernels(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
@@ -52,26 +52,29 @@ def unavailable_kernels(device: torch.device, dtype: torch.dtype) -> dict[str, s
     Returns:
         For each kernel name, the reason why it does not run. The reason is empty if it runs.
     """
+    to_8_bits = {torch.float8_e4m3fn: KernelName.TO_FP8, torch.int8: KernelName.TO_INT8}
     if dtype == torch.float32:
-        trials = {TEXTS: lambda: _try_texts(device)}
+        trials = {KernelName.TEXTS: lambda: _try_texts(device)}
     else:
-        number = torch.bfloat16 if dtype in TO_8_BITS else dtype
+        number = torch.bfloat16 if dtype in to_8_bits else dtype
         trials = {
-            ROTATION: lambda: _try_rotation(device, number),
-            BORDER: lambda: _try_border(device, number),
+            KernelName.ROTATION: lambda: _try_rotation(device, number),
+            KernelName.BORDER: lambda: _try_border(device, number),
         }
-    if dtype in TO_8_BITS:
-        trials[TO_8_BITS[dtype]] = lambda: _try_8_bits(device, dtype)
-    return {name: _find_unavailable(trial) for name, trial in trials.items()}
+    if dtype in to_8_bits:
+        trials[to_8_bits[dtype]] = lambda: _try_8_bits(device, dtype)
+    return {name.value: _find_unavailable(trial) for name, trial in trials.items()}
 
 
 def _find_unavailable(trial: Callable[[], object]) -> str:
     if triton is None:
         return "Triton is not installed"
+    # from compiling (no compiler, no writable folder), loading or launching
+    failures = (ImportError, OSError, RuntimeError, SubprocessError, triton.TritonError)
     try:
         with torch.inference_mode():
             trial()
-    except _FAILURES as error:
+    except failures as error:
         return unavailable_reason(error)
     return ""
 
@@ -115,8 +118,14 @@ def unavailable_reason(error: Exception) -> str:
 
 def row_options(dim: int) -> dict[str, int | bool]:
     """Return the launch options for a kernel with a row of ``dim`` numbers in registers."""
-    n_warps = max(1, min(_MAX_WARPS, triton.next_power_of_2(dim) // _PER_WARP))
-    return {**OPTIONS, "num_warps": n_warps}
+    return {**OPTIONS, "num_warps": _count_warps(triton.next_power_of_2(dim))}
+
+
+def _count_warps(n_elements: int) -> int:
+    """Return the warps that have these row elements in registers, 16 per thread."""
+    elements_per_warp = 512
+    max_warps = 16
+    return max(1, min(max_warps, n_elements // elements_per_warp))
 
 
 def launch(
@@ -337,8 +346,7 @@ def quantise(x: Tensor, values: Tensor, scales: Tensor, *, has_gelu: bool) -> No
 
 def warps_to_quantise(dim: int) -> int:
     """Return the warps for ``quantise_token``, fewer than for other rows: measured on an H200."""
-    n_warps: int = triton.next_power_of_2(dim) // _PER_WARP // 4
-    return max(1, min(_MAX_WARPS, n_warps))
+    return _count_warps(triton.next_power_of_2(dim) // 4)
 
 
 def sizes_to_quantise(dim: int, *, has_gelu: bool, limit: float) -> dict[str, int | float]:

@@ -497,7 +497,7 @@ def _outcome(child: ChildProcess, end: float) -> dict[str, str]:
             reason = answer.reason
     except (EOFError, OSError):
         reason = f"its process ended: {child.exit_reason(5)}"
-    return dict.fromkeys((*EIGHT_BITS, *triton_kernels.NAMES), reason)
+    return dict.fromkeys((*EIGHT_BITS, *triton_kernels.KernelName), reason)
 
 
 def _try(pipe: Pipe, name: str) -> None:
@@ -527,26 +527,21 @@ def _why_unavailable(device: torch.device, precision: str) -> str:
 # The panel: the same proteins on every machine, with 1 to 1,022 residues, the longest in ESM-2's
 # training. Only ``random.Random.random`` promises the same numbers in every Python version.
 
-AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
-BASES = "ACGT"
-ODD_LETTERS = "XBZUOJ.-*"  # J and * have no token: they become <unk>
-LENGTHS = (1, 2, 3, 5, 9, 16, 33, 50, 63, 64, 100, 128, 166, 167, 257, 400, 512, 777, 1022)
-_SEED = 1
-
 
 def make_panel(reads: Alphabet = Alphabet.PROTEIN) -> dict[str, str]:
     """Build proteins or bases by id: known, random, with odd letters, and in lower case."""
     every = 5  # every fifth letter in a usual sequence becomes an odd one
-    odd_bases = "NRU-"
-    rng = Random(_SEED)
-    panel = dict(SAMPLE_PROTEINS)
-    usual = AMINO_ACIDS
-    odd = ODD_LETTERS
-    if reads is not Alphabet.PROTEIN:
+    lengths = (1, 2, 3, 5, 9, 16, 33, 50, 63, 64, 100, 128, 166, 167, 257, 400, 512, 777, 1022)
+    if reads is Alphabet.PROTEIN:
+        panel = dict(SAMPLE_PROTEINS)
+        usual = "ACDEFGHIKLMNPQRSTVWY"
+        odd = "XBZUOJ.-*"  # J and * have no token: they become <unk>
+    else:
         panel = {}
-        usual = BASES
-        odd = odd_bases
-    for length in LENGTHS:
+        usual = "ACGT"
+        odd = "NRU-"
+    rng = Random(1)
+    for length in lengths:
         letters = [usual[int(rng.random() * len(usual))] for _ in range(length)]
         panel[f"random_{length}"] = "".join(letters)
     base = panel.get("ubiquitin", panel["random_400"])
