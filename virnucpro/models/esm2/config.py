@@ -45,29 +45,32 @@ HUGGING_FACE = {
     "up": "encoder.layer.{}.intermediate.dense",
     "down": "encoder.layer.{}.output.dense",
 }
-# the heads in transformers; the names of the contact head are the same in fair-esm
+# the contact head in transformers and in fair-esm
 CONTACTS = {
     "contacts.weight": ("contact_head.regression.weight",),
     "contacts.bias": ("contact_head.regression.bias",),
 }
-_LM = {
-    "lm.dense.weight": ("lm_head.dense.weight",),
-    "lm.dense.bias": ("lm_head.dense.bias",),
-    "lm.norm.weight": ("lm_head.layer_norm.weight",),
-    "lm.norm.bias": ("lm_head.layer_norm.bias",),
-    "lm.decoder.bias": ("lm_head.bias",),
-}
-HEADS_HUGGING_FACE = HeadScheme(
-    lm={
-        **_LM,
-        # tied to the embedding, and then often not stored
-        "lm.decoder.weight": ("lm_head.decoder.weight", f"{HUGGING_FACE['embedding']}.weight"),
-    },
-    contacts=CONTACTS,
-)
-HEADS_FAIR_ESM = HeadScheme(
-    lm={**_LM, "lm.decoder.weight": ("lm_head.weight", "embed_tokens.weight")}, contacts=CONTACTS
-)
+
+
+def _make_head_scheme(decoder: str, embedding: str) -> HeadScheme:
+    """List the names of the heads' tensors.
+
+    Args:
+        decoder: the decoder's name.
+        embedding: the embedding's name. The decoder is tied to it, and then often not stored.
+    """
+    lm = {
+        "lm.dense.weight": ("lm_head.dense.weight",),
+        "lm.dense.bias": ("lm_head.dense.bias",),
+        "lm.norm.weight": ("lm_head.layer_norm.weight",),
+        "lm.norm.bias": ("lm_head.layer_norm.bias",),
+        "lm.decoder.bias": ("lm_head.bias",),
+        "lm.decoder.weight": (f"{decoder}.weight", f"{embedding}.weight"),
+    }
+    return HeadScheme(lm=lm, contacts=CONTACTS)
+
+
+HEADS_FAIR_ESM = _make_head_scheme("lm_head", "embed_tokens")
 _MATRICES = ("q", "k", "v", "attention_out", "up", "down")
 
 
@@ -183,7 +186,7 @@ def open_folder(path: Path, framework: Literal["np", "pt"]) -> ESM2Tensors:
         path=path,
         names=frozenset(parts),
         scheme=HUGGING_FACE,
-        heads=HEADS_HUGGING_FACE,
+        heads=_make_head_scheme("lm_head.decoder", HUGGING_FACE["embedding"]),
         n_heads=settings.get("num_attention_heads"),
         token_dropout=bool(settings.get("token_dropout", True)),
         read=lambda name, n_rows: read_slice(parts[name], 0, n_rows),

@@ -28,7 +28,6 @@ from virnucpro.models.checkpoint import (
 from virnucpro.models.family import ModelFile
 from virnucpro.models.head_tensors import HeadScheme
 
-KIND = "an ESM C checkpoint"
 MODEL_TYPE = "esmc"  # in config.json
 N_TOKENS = 64  # rows in the embedding; the last 31 have no token
 _LAYER = re.compile(r"(?:layers|transformer\.blocks)\.(\d+)\.(.+)")
@@ -48,17 +47,15 @@ TRANSFORMERS = {
     "up": "layers.{}.mlp.up_proj",
     "down": "layers.{}.mlp.down_proj",
 }
-# the head in transformers, in the published files, and in earlier ones
-_LM_PARTS = {"dense": "0", "layer_norm": "2", "decoder": "3"}
-_HEAD_NAMES = {"dense": "dense", "layer_norm": "norm", "decoder": "decoder"}
+# our module name -> its names in transformers, in the published files, and in earlier ones
 HEADS = HeadScheme(
     lm={
-        f"lm.{_HEAD_NAMES[part]}.{kind}": (
-            f"lm_head.{part}.{kind}",
-            f"lm_head.{number}.{kind}",
-            f"sequence_head.{number}.{kind}",
-        )
-        for part, number in _LM_PARTS.items()
+        f"lm.{module}.{kind}": tuple(f"{stored}.{kind}" for stored in stored_modules)
+        for module, stored_modules in {
+            "dense": ("lm_head.dense", "lm_head.0", "sequence_head.0"),
+            "norm": ("lm_head.layer_norm", "lm_head.2", "sequence_head.2"),
+            "decoder": ("lm_head.decoder", "lm_head.3", "sequence_head.3"),
+        }.items()
         for kind in ("weight", "bias")
     }
 )
@@ -134,7 +131,7 @@ class _Part(NamedTuple):
 class ESMCTensors(Tensors):
     """The tensors of an ESM C by their names in transformers, and its configuration."""
 
-    kind: str = KIND
+    kind: str = "an ESM C checkpoint"
     config: Mapping[str, Any]  # empty: a file without a configuration
 
 
