@@ -38,7 +38,7 @@ from regions_by_length import SHORTEST_HOST, learn, score, write
 
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.training.provirus import (
-    STEP,
+    PIECES,
     Chromosome,
     RegionScores,
     Span,
@@ -222,7 +222,7 @@ def main() -> None:
     n_judged = Counter[str]()
     for seed in options.seeds:
         for kind, made in Maker(phages, hosts, seed).each(options.each):
-            [items] = WindowTable.from_scores([made.sequence], scorer, STEP)
+            [items] = WindowTable.from_scores([made.sequence], scorer, PIECES.step)
             model = models[made.host]
             found, _ = regions_from_windows(made.sequence, items, model, read_genes, is_virus=False)
             regions = [(region.start, region.end) for region in found]

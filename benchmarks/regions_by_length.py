@@ -27,8 +27,7 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.training.provirus import (
-    SIZE,
-    STEP,
+    PIECES,
     Chromosome,
     Span,
     Truth,
@@ -53,9 +52,9 @@ def regions_of(
     least: float, one: Chromosome, start: int, n_bases: int, model: RegionModel
 ) -> list[Span]:
     """The regions of a contig with at least this posterior, in positions of the chromosome."""
-    start = start // STEP * STEP
+    start = start // PIECES.step * PIECES.step
     items = one.items.select(
-        (one.items.start >= start) & (one.items.start + SIZE <= start + n_bases)
+        (one.items.start >= start) & (one.items.start + PIECES.size <= start + n_bases)
     )
     moved = items._replace(start=items.start - start)
     sequence = one.sequence[start : start + n_bases]
@@ -72,7 +71,7 @@ def host_starts(one: Chromosome, n_bases: int) -> Iterator[int]:
     for start in (
         np.linspace(0, last, min(MAX_CONTIGS, len(one.sequence) // n_bases)).astype(int).tolist()
     ):
-        if not any(a < start + n_bases and b > start - STEP for a, b in elements):
+        if not any(a < start + n_bases and b > start - PIECES.step for a, b in elements):
             yield start
 
 
@@ -98,7 +97,7 @@ def count_found(
             if kind == "whole":
                 starts = whole if n_bases > b - a + 2_000 else []
             for at in starts:
-                start = min(max(0, at), len(one.sequence) - n_bases) // STEP * STEP
+                start = min(max(0, at), len(one.sequence) - n_bases) // PIECES.step * PIECES.step
                 low = max(a, start)
                 high = min(b, start + n_bases)
                 inside = find(one, start, n_bases, model)

@@ -20,6 +20,7 @@ from functools import partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import unquote
 
 import numpy as np
@@ -51,29 +52,21 @@ from virnucpro.workflows.predict import predict
 from virnucpro.workflows.predict_options import PredictOptions
 
 Span = tuple[int, int]
-_COLUMNS = (
-    "precision",
-    "recall",
-    "f1",
-    "prophages",
-    "found",
-    "regions",
-    "false",
-    "false_per_mbp",
-    "end_median",
-    "end_90",
-    "split",
-    "merged",
-    "gene_precision",
-    "gene_recall",
-    "gene_f1",
-)
-SIZE = 1_000
-STEP = 500
-_EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # bin edges of the contrast to the host
-_GC_WEIGHT = 0.7
-_SHAPE_WEIGHT = 1.5
-_SHAPE_BASES = 9_500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceSettings:
+    """How sequences are cut into pieces, and how these are compared with their host."""
+
+    size: int = 1_000  # bases
+    step: int = 500  # bases between the starts of two pieces
+    gc_weight: float = 0.7
+    shape_weight: float = 1.5
+    shape_bases: int = 9_500
+    edges: tuple[float, ...] = tuple(np.arange(-4, 7.5, 0.5).tolist())  # of bins of the contrast
+
+
+PIECES = PieceSettings()
 
 
 def evaluate_regions(
@@ -140,7 +133,7 @@ def _write_table(path: Path, scores_by_name: dict[str, RegionScores], seed: int)
     low, high = f1_interval(figures, seed)
     all_records = "all"
     rows = [
-        ("seq_id", *_COLUMNS, "f1_low", "f1_high"),
+        ("seq_id", *RegionScores.columns, "f1_low", "f1_high"),
         *((name, *scores.row(), "", "") for name, scores in scores_by_name.items()),
         (all_records, *RegionScores.sum(figures).row(), f"{low:.3f}", f"{high:.3f}"),
     ]
@@ -290,6 +283,24 @@ class RegionScores:
     merged: int = 0  # regions with more than one prophage
     ends: tuple[int, ...] = ()  # distances in bases from the ends of found prophages to regions'
 
+    columns: ClassVar = (
+        "precision",
+        "recall",
+        "f1",
+        "prophages",
+        "found",
+        "regions",
+        "false",
+        "false_per_mbp",
+        "end_median",
+        "end_90",
+        "split",
+        "merged",
+        "gene_precision",
+        "gene_recall",
+        "gene_f1",
+    )
+
     @classmethod
     def sum(cls, sequence_scores: Sequence[RegionScores]) -> RegionScores:
         columns = {
@@ -306,7 +317,7 @@ class RegionScores:
         return _rates(*self.bases)[2]
 
     def row(self) -> list[str]:
-        """Return values for ``_COLUMNS``, "" if not defined."""
+        """Return values for ``columns``, "" if not defined."""
         ends = np.percentile(self.ends, (50, 90)).tolist() if self.ends else (np.nan, np.nan)
         values = (
             *(f"{rate:.3f}" for rate in _rates(*self.bases)),
@@ -408,10 +419,10 @@ class Chromosome:
     ) -> Chromosome:
         """Score a record's pieces, and the genes in all pieces."""
         sequence = record.sequence.upper()
-        [items] = WindowTable.from_scores([sequence], scorer, STEP, code)
+        [items] = WindowTable.from_scores([sequence], scorer, PIECES.step, code)
         everything = np.ones(len(items.start), dtype=np.bool_)
         read_genes = partial(find_host_genes, scorer=scorer, code=code)
-        items = items.with_genes(sequence, everything, SIZE, read_genes)
+        items = items.with_genes(sequence, everything, PIECES.size, read_genes)
         return cls(record.id, sequence, items, truth)
 
     @property
@@ -426,7 +437,7 @@ class Chromosome:
         return ~self._has_middle(elements) & self.items.is_known
 
     def _has_middle(self, intervals: Sequence[Span]) -> BoolArray:
-        return _mask(intervals, len(self.sequence))[self.items.start + SIZE // 2]
+        return _mask(intervals, len(self.sequence))[self.items.start + PIECES.size // 2]
 
 
 # The records of one file: chromosomes with known prophages, and pieces of all other records.
@@ -564,7 +575,7 @@ def learn_region_model(
     Raises:
         InputError: no prophage has a piece, or chromosomes do not differ.
     """
-    weight = 0.7 * STEP / SIZE  # per piece, because neighbours overlap and are alike
+    weight = 0.7 * PIECES.step / PIECES.size  # per piece, because neighbours overlap and are alike
     genes_weight = 0.6 * weight  # per piece with its genes, which span several pieces
     backgrounds = [HostBackground.from_items(chromosome.items) for chromosome in chromosomes]
     usual = HostBackground.mean(backgrounds)
@@ -584,14 +595,14 @@ def learn_region_model(
         genes = Levels.from_values(gc, gene_level)
         gene_contrasts = _add_genes(contrasts, chromosomes, own, genes)
         return RegionModel(
-            size=SIZE,
-            step=STEP,
+            size=PIECES.size,
+            step=PIECES.step,
             host=usual,
             levels=Levels.from_values(gc, level),
-            gc_weight=_GC_WEIGHT,
-            shape_weight=_SHAPE_WEIGHT,
-            shape_bases=_SHAPE_BASES,
-            edges=_EDGES,
+            gc_weight=PIECES.gc_weight,
+            shape_weight=PIECES.shape_weight,
+            shape_bases=PIECES.shape_bases,
+            edges=PIECES.edges,
             log_ratios=_log_ratios(virus, host, weight),
             genes=genes,
             gene_log_ratios=_log_ratios(*_split_by_side(chromosomes, gene_contrasts), genes_weight),
@@ -620,7 +631,7 @@ def _mean_distance(chromosomes: Sequence[Chromosome], virus: Sequence[FloatArray
     if not distances:
         names = ", ".join(printable(chromosome.name) for chromosome in chromosomes[:8])
         raise InputError(
-            f"no prophage of {names} has a piece of {SIZE:,} bases of its own",
+            f"no prophage of {names} has a piece of {PIECES.size:,} bases of its own",
             hint="add chromosomes with longer prophages to the truth",
         )
     return float(np.mean(distances))
@@ -668,7 +679,7 @@ def _log_ratios(
     virus_contrasts: Sequence[FloatArray], host_contrasts: Sequence[FloatArray], weight: float
 ) -> tuple[float, ...]:
     """Return log ratios of virus over host by contrast bin, times the piece weight."""
-    nothing = np.zeros(len(_EDGES) + 1)
+    nothing = np.zeros(len(PIECES.edges) + 1)
     virus = sum(
         (_counts(values) / max(1, len(values)) ** 0.5 for values in virus_contrasts), start=nothing
     )
@@ -678,7 +689,9 @@ def _log_ratios(
 
 def _signal(items: WindowTable, usual: HostBackground) -> FloatArray:
     host = usual.value_at(items, is_virus=False)
-    return items.signal(host, _GC_WEIGHT, _SHAPE_WEIGHT, _SHAPE_BASES // STEP)
+    return items.signal(
+        host, PIECES.gc_weight, PIECES.shape_weight, PIECES.shape_bases // PIECES.step
+    )
 
 
 def _levels(
@@ -692,8 +705,8 @@ def _levels(
 
 def _counts(contrasts: FloatArray) -> FloatArray:
     """Count the pieces in each bin. (n_pieces,) -> (n_bins,)"""
-    bins = np.searchsorted(_EDGES, contrasts)
-    return np.bincount(bins, minlength=len(_EDGES) + 1).astype(np.float64)
+    bins = np.searchsorted(PIECES.edges, contrasts)
+    return np.bincount(bins, minlength=len(PIECES.edges) + 1).astype(np.float64)
 
 
 def _shares(counts: FloatArray) -> FloatArray:
