@@ -22,6 +22,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
+from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,11 +53,16 @@ _MAX_WEIGHT = 10.0  # maximum weight of a frame, if the mean is 1
 BASES_POWER = 0.25  # a group counts by its size to this power
 GC_EDGES = np.linspace(0.25, 0.7, 10)  # edges of bins in which both labels weigh the same
 MAX_BIN_FACTOR = 4.0  # maximum factor that a bin applies to a weight
-_VECTORS = "vectors.json"
-_VECTOR_ROWS = "vector_rows.npy"
-_RECORDS = "records.json"
 _COMPOSITIONS_AT_ONCE = 8192  # frames
 _MAX_RECORDS_BYTES = 2**36  # maximum bytes of the file of records, which we write ourselves
+
+
+class _FrameFile(StrEnum):
+    """Files besides the columns in a folder of frames."""
+
+    VECTORS = "vectors.json"
+    VECTOR_ROWS = "vector_rows.npy"
+    RECORDS = "records.json"
 
 
 class _FeatureRows:
@@ -105,10 +111,10 @@ def _memory_map(path: Path) -> Values:
 
 def _vectors(folder: Path, n_frames: int) -> Values | _FeatureRows:
     """Return all frame vectors if ``link_vectors`` has linked them, else (n, 0)."""
-    if not (folder / _VECTORS).exists():
+    if not (folder / _FrameFile.VECTORS).exists():
         return np.empty((n_frames, 0), dtype=np.float32)
-    facts = read_json(folder / _VECTORS, max_bytes=_MAX_RECORDS_BYTES)
-    rows = _memory_map(folder / _VECTOR_ROWS)
+    facts = read_json(folder / _FrameFile.VECTORS, max_bytes=_MAX_RECORDS_BYTES)
+    rows = _memory_map(folder / _FrameFile.VECTOR_ROWS)
     files = [(path, begin, n) for path, begin, n in facts["files"]]
     return _FeatureRows(files, rows, facts["dim"], facts["store"])
 
@@ -318,7 +324,7 @@ def write_frames(
     tree = SafeDir(folder.parent)
     with storage_errors(folder):
         tree.make_folder(folder)
-        tree.delete(folder / _VECTORS)
+        tree.delete(folder / _FrameFile.VECTORS)
     tree.remove_temp_files(folder)
     records: list[LabelledRecord] = []
     with ExitStack() as files:
@@ -328,7 +334,7 @@ def write_frames(
             for size in chunk_sizes:
                 columns.add_frames(len(records), record, size, code)
             records.append(labelled)
-    tree.write_file(folder / _RECORDS, json.dumps(list(map(astuple, records))))
+    tree.write_file(folder / _FrameFile.RECORDS, json.dumps(list(map(astuple, records))))
 
 
 class _Growing:
@@ -430,9 +436,11 @@ def link_vectors(folder: Path, extracted: Path) -> None:
             "must be of the same files and --chunk-size",
         )
     tree = SafeDir(folder.parent)
-    with open_growing(folder / _VECTOR_ROWS, "<i8") as add:
+    with open_growing(folder / _FrameFile.VECTOR_ROWS, "<i8") as add:
         add([row_by_id[name] for name in ids])
-    tree.write_file(folder / _VECTORS, json.dumps({"dim": dim, "store": numbers, "files": files}))
+    tree.write_file(
+        folder / _FrameFile.VECTORS, json.dumps({"dim": dim, "store": numbers, "files": files})
+    )
 
 
 def _select_rows(ids: Iterable[str], wanted: Set[str], first: int) -> dict[str, int]:
@@ -471,7 +479,7 @@ class FrameStore:
     @classmethod
     def open(cls, folder: Path) -> FrameStore:
         """Map the files in a complete folder."""
-        rows = read_json(folder / _RECORDS, max_bytes=_MAX_RECORDS_BYTES)
+        rows = read_json(folder / _FrameFile.RECORDS, max_bytes=_MAX_RECORDS_BYTES)
         records = tuple(LabelledRecord(*facts) for facts in rows)
         letters = _memory_map(folder / "proteins.npy")
         ends = _memory_map(folder / "protein_ends.npy")
