@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from enum import StrEnum
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -46,10 +47,15 @@ from virnucpro.training.networks import Objective, make_batches
 from virnucpro.training.options import TrainOptions
 
 _OnStep = Callable[[int, dict[str, float]], None]  # number and figures of a step
-_DATA = "waiting for data"
-_STEP = "forward and backward"
-_OPTIMIZER = "optimizer"
 _BEST = "best.pt"
+
+
+class _TrainingPart(StrEnum):
+    """Parts of a training step, as reports name them."""
+
+    DATA = "waiting for data"
+    STEP = "forward and backward"
+    OPTIMIZER = "optimizer"
 
 
 @dataclass(slots=True)
@@ -95,8 +101,7 @@ class _Clock:
 
     @property
     def training_seconds(self) -> float:
-        phases = (_DATA, _STEP, _OPTIMIZER)
-        return sum(self.seconds.get(part, 0.0) for part in phases)
+        return sum(self.seconds.get(part, 0.0) for part in _TrainingPart)
 
 
 @dataclass(slots=True)
@@ -209,7 +214,7 @@ class Trainer:
         losses = [self._end_step(*step) for step, _ in steps if step is not None]
         self.clock.n_rows += sum(map(len, schedule.parts(state.epoch)))
         mean_loss = sum(ranks.gather(sum(losses))) / schedule.n_steps
-        self.clock.lap(_STEP)
+        self.clock.lap(_TrainingPart.STEP)
         state.epoch += 1
         row = {
             "epoch": float(state.epoch),
@@ -280,7 +285,7 @@ class Trainer:
         loss = torch.zeros((), device=ranks.device)
         for part in range(n_parts):
             batch = next(batches)
-            self.clock.lap(_DATA)
+            self.clock.lap(_TrainingPart.DATA)
             is_last = part == n_parts - 1
             with nullcontext() if is_last else ranks.no_sync(wrapped), select_fitting(ranks.device):
                 with training_precision(self.settings, ranks.device):
@@ -288,14 +293,14 @@ class Trainer:
                 # Gradients are averaged over ranks.
                 self.scaler.scale(part_loss * ranks.world_size).backward()
             loss += part_loss.detach()
-            self.clock.lap(_STEP)
+            self.clock.lap(_TrainingPart.STEP)
         self.scaler.unscale_(self._optimizer)
         norm = is_complete(nn.utils.clip_grad_norm_(wrapped.parameters(), max_gradient_norm))
         arriving = copy_to_host([torch.stack([loss, norm])])
         self.scaler.step(self._optimizer)
         self.scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
-        self.clock.lap(_OPTIMIZER)
+        self.clock.lap(_TrainingPart.OPTIMIZER)
         return arriving
 
     def _end_step(self, number: int, rows: Rows, pending: Pending) -> float:
