@@ -20,7 +20,7 @@ from run_helpers import (
 from virnucpro.core.events import RunEvent, ShardDone, ShardsPlanned
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.results.outputs import open_run_dir
-from virnucpro.store.run_dir import PLAN
+from virnucpro.store.run_dir import RunDir
 
 FORK = multiprocessing.get_context("fork")
 SLICE = 4000  # bytes; the contigs fill a dozen
@@ -65,7 +65,7 @@ def test_kill_between_slices_loses_no_slice(make_config, tiny, contigs, undistur
     for n_slices in (3, 4, 4):  # of each start
         run_until_killed(config, tiny.head, Kill(kind, n_slices))
         shards = open_run_dir(config.output).shards
-        now = {path.name: path.stat().st_mtime_ns for path in shards.glob(f"*{PLAN}")}
+        now = {path.name: path.stat().st_mtime_ns for path in shards.glob(f"*{RunDir.plan_suffix}")}
         assert plans.items() < now.items(), "complete slices are not planned again"
         plans = now
         config = again(config, resume=True)

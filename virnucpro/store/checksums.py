@@ -34,7 +34,7 @@ from virnucpro.store.feature_store import (
 )
 from virnucpro.store.file_checksum import Checksum
 from virnucpro.store.frame_scores import FRAME_SCORES
-from virnucpro.store.run_dir import FEATURES, SCORES, RunDir
+from virnucpro.store.run_dir import FEATURES, RunDir
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Outputs:
             for path in sorted(folder.glob("*.*")):
                 if is_feature_file(path.name) or is_export(path):
                     paths.append(path)
-        for suffix in (SCORES, FRAME_SCORES):
+        for suffix in (RunDir.scores_suffix, FRAME_SCORES):
             paths += sorted(self.rundir.scores.glob(f"*{suffix}"))
         for folder in self.rundir.sample_folders():
             paths += [folder / name for name in names.sample]
@@ -128,7 +128,11 @@ class Outputs:
             ResumeError: ``run.json`` is corrupt.
         """
         hashes = self.read_hashes() or {}
-        scores = {name: digest for name, digest in hashes.items() if Path(name).suffix == SCORES}
+        scores = {
+            name: digest
+            for name, digest in hashes.items()
+            if Path(name).suffix == RunDir.scores_suffix
+        }
         named = {name: digest for name, digest in hashes.items() if name in names}
         if any(self.find_damaged(scores)):
             return {}

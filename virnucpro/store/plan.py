@@ -47,7 +47,7 @@ from virnucpro.sequences.samples import id_digests
 from virnucpro.sequences.screen import EXCLUDED, REJECTED, reject_records
 from virnucpro.store.feature_file import read_checksummed, write_checksummed
 from virnucpro.store.manifest import Manifest
-from virnucpro.store.run_dir import IDS, PLAN, RunDir
+from virnucpro.store.run_dir import RunDir
 from virnucpro.store.shard_files import N_SMALL_SHARDS, ShardWriter
 
 if TYPE_CHECKING:
@@ -331,7 +331,8 @@ class Plan:
         if input_slice.rule_index:
             return b""
         return read_checksummed(
-            self.folder / f"{input_slice.name}{IDS}", self.checksum_header(input_slice)
+            self.folder / f"{input_slice.name}{RunDir.ids_suffix}",
+            self.checksum_header(input_slice),
         )[1]
 
     def reject_duplicates(self, *, is_begun: bool) -> None:
@@ -462,7 +463,7 @@ class _SliceTask:
             self.counts = PlanCounts()
         else:
             content = b"".join(self.digests)
-            write_checksummed(rundir, stem.with_suffix(IDS), content, header)
+            write_checksummed(rundir, stem.with_suffix(RunDir.ids_suffix), content, header)
         self.counts.n_copies = writer.n_copies
         self.counts.n_copied_residues = writer.n_copied_residues
         shards = tuple(
@@ -472,7 +473,7 @@ class _SliceTask:
         n_orfs = tuple(self.n_orfs)
         slice_plan = SlicePlan(shards, self.counts, tuple(spans), blocks, n_orfs)
         content = _json(_slice_to_dict(slice_plan))
-        write_checksummed(rundir, stem.with_suffix(PLAN), content, header)
+        write_checksummed(rundir, stem.with_suffix(RunDir.plan_suffix), content, header)
         return slice_plan
 
     def orfs(self, planner: _Planner, index: int, span: Span) -> Iterator[Orfs]:

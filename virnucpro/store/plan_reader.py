@@ -20,7 +20,7 @@ from virnucpro.sequences.fasta import Span
 from virnucpro.store.feature_file import Attributes, read_checksummed
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import InputSpans, Plan, PlanCounts, Slice, SlicePlan, plan_key
-from virnucpro.store.run_dir import PLAN, RunDir
+from virnucpro.store.run_dir import RunDir
 from virnucpro.store.shard_store import OnShard
 
 
@@ -97,7 +97,7 @@ def _read_part(plan: Plan, input_slice: Slice) -> SlicePlan:
         FeatureFileError, ValueError, KeyError, TypeError: it is missing or corrupt.
     """
     stored = _read_json(
-        plan.folder / f"{input_slice.name}{PLAN}", plan.checksum_header(input_slice)
+        plan.folder / f"{input_slice.name}{RunDir.plan_suffix}", plan.checksum_header(input_slice)
     )
     shards = []
     for index, *facts in stored["shards"]:

@@ -43,11 +43,6 @@ from virnucpro.store.run_lock import (
 from virnucpro.store.shard_store import ShardStore
 
 FEATURES = "features"  # folder with vectors
-# suffixes of a slice's files: plan, id digests, table rows
-PLAN = ".plan"
-IDS = ".ids"
-ROWS = ".rows"
-SCORES = ".scores"  # suffix for the scores of a record block
 SCORE_FORMAT = 9  # increase when the same records and scorer would give other scores
 # the table with one row per record, which marks a finished run
 RECORD_TABLES: Mapping[Command, str] = {"predict": "predictions.tsv", "extract": "records.tsv"}
@@ -88,6 +83,11 @@ class RunDir(SafeDir):
 
     page: ClassVar = "report.html"  # report on a run, a training or an evaluation
     command_files: ClassVar = frozenset({*LOCK_FILES, "virnucpro.log"})  # left by any command
+    # suffixes of a slice's files: plan, id digests, table rows
+    plan_suffix: ClassVar = ".plan"
+    ids_suffix: ClassVar = ".ids"
+    rows_suffix: ClassVar = ".rows"
+    scores_suffix: ClassVar = ".scores"  # for the scores of a record block
 
     manifest = _RunPath(RUN_FILE)
     log = _RunPath("virnucpro.log")

@@ -31,7 +31,7 @@ from virnucpro.store.feature_file import (
     read_label,
     write_checksummed,
 )
-from virnucpro.store.run_dir import SCORE_FORMAT, SCORES
+from virnucpro.store.run_dir import SCORE_FORMAT, RunDir
 from virnucpro.viral.calling import ScoredRecords
 from virnucpro.viral.known import WindowHits
 from virnucpro.viral.scoring import WindowScores
@@ -55,7 +55,7 @@ class ScoreStore:
         return {"format": SCORE_FORMAT, "fingerprint": self.fingerprint}
 
     def path(self, index: int) -> Path:
-        return self.folder / f"{shard_name(index)}{SCORES}"
+        return self.folder / f"{shard_name(index)}{RunDir.scores_suffix}"
 
     def write(self, index: int, scored: ScoredRecords, work: int) -> None:
         """Write one file, with its work in the label.
@@ -147,7 +147,9 @@ class ScoreStore:
 
     def files(self) -> list[Path]:
         """List the existing files, by block index."""
-        files = [path for path in self.folder.glob(f"*{SCORES}") if path.stem.isdecimal()]
+        files = [
+            path for path in self.folder.glob(f"*{RunDir.scores_suffix}") if path.stem.isdecimal()
+        ]
         return sorted(files, key=lambda path: int(path.stem))
 
     def labels(self) -> Iterator[tuple[Path, Label]]:

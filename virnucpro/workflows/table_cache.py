@@ -28,7 +28,7 @@ from virnucpro.results.row_batches import RowBatch, Rows
 from virnucpro.store.feature_file import read_checksummed, read_label, write_checksummed
 from virnucpro.store.feature_index import IndexPart
 from virnucpro.store.plan import Plan, Slice
-from virnucpro.store.run_dir import ROWS, SCORE_FORMAT
+from virnucpro.store.run_dir import SCORE_FORMAT, RunDir
 from virnucpro.store.shard_store import ShardStore
 
 _COUNTS = ("n_records", "n_letters", "work", "n_blocks")
@@ -76,7 +76,7 @@ class RowStore:
     field: ClassVar = "rows_made_by"  # its name in ``run.json``
 
     def path(self, group: Sequence[Slice]) -> Path:
-        return self.plan.rundir.rows / f"{group[0].name}{ROWS}"
+        return self.plan.rundir.rows / f"{group[0].name}{RunDir.rows_suffix}"
 
     def has(self, group: Sequence[Slice]) -> bool:
         """Return whether the rows of these slices exist, judged by the label of their file.
