@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, Literal, TextIO
 
 from virnucpro.core.errors import OutputError, StorageError
 from virnucpro.core.logging import open_nonblocking, printable
@@ -40,11 +40,6 @@ MAX_JSON_BYTES = 2**28  # bytes in a JSON file; run.json has 400 per input
 _N_DIGITS = 8  # hexadecimal digits before the suffix
 _TEMPORARY = re.compile(rf"\..*\.[0-9a-f]{{{_N_DIGITS}}}{re.escape(TEMPORARY)}", re.DOTALL)
 _BLOCK = 1 << 20
-# first bytes of compressed files
-_GZIP = b"\x1f\x8b"
-_BZIP2 = b"BZh"
-_XZ = b"\xfd7zXZ\x00"
-_ZSTD = b"\x28\xb5\x2f\xfd"
 
 # by error number: the kind of error, and what the user can do
 _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
@@ -262,7 +257,18 @@ def open_binary(path: Path | str, on_block: OnBlock | None = None) -> io.Buffere
 
 def is_compressed(start: bytes) -> bool:
     """Return True if ``decompressed`` decompresses a file with these first bytes."""
-    return start.startswith((_GZIP, _BZIP2, _XZ, _ZSTD))
+    return _find_compression(start) != ""
+
+
+def _find_compression(start: bytes) -> Literal["gzip", "bzip2", "xz", "zstd", ""]:
+    """Return the compression of a file with these first bytes, or "" for a plain file."""
+    if start.startswith(b"\x1f\x8b"):
+        return "gzip"
+    if start.startswith(b"BZh"):
+        return "bzip2"
+    if start.startswith(b"\xfd7zXZ\x00"):
+        return "xz"
+    return "zstd" if start.startswith(b"\x28\xb5\x2f\xfd") else ""
 
 
 def decompressed(
@@ -275,19 +281,20 @@ def decompressed(
     Raises:
         EOFError: a bgzip file ends between two members, which gzip does not notice.
     """
-    magic = handle.peek(16)[:16]
-    if magic.startswith(_GZIP):
-        _check_bgzip_end(handle, magic)
-        pieces = _read_through(gzip.GzipFile(fileobj=handle))
-    elif magic.startswith(_BZIP2):
-        pieces = _decompress(handle, bz2.BZ2Decompressor)
-    elif magic.startswith(_XZ):
-        start = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
-        pieces = _decompress(handle, start, padding=bytes(4))
-    elif magic.startswith(_ZSTD):
-        pieces = _read_through(zstd.ZstdFile(handle))
-    else:
-        return handle
+    first_bytes = handle.peek(16)[:16]
+    match _find_compression(first_bytes):
+        case "gzip":
+            _check_bgzip_end(handle, first_bytes)
+            pieces = _read_through(gzip.GzipFile(fileobj=handle))
+        case "bzip2":
+            pieces = _decompress(handle, bz2.BZ2Decompressor)
+        case "xz":
+            start = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
+            pieces = _decompress(handle, start, padding=bytes(4))
+        case "zstd":
+            pieces = _read_through(zstd.ZstdFile(handle))
+        case _:
+            return handle
     return io.BufferedReader(_DecompressedFile(handle, pieces, on_piece))
 
 
