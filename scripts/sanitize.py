@@ -25,6 +25,7 @@ FLAGS = (
 )
 RUNTIMES = ("libasan.so", "libubsan.so")
 TESTS = (
+    "tests/unit/test_attention_library.py",
     "tests/unit/test_composition.py",
     "tests/unit/test_hdf5_layout.py",
     "tests/unit/test_int8_rows.py",

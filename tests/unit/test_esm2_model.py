@@ -32,12 +32,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from virnucpro.core.errors import UnavailableError
+from virnucpro.core.native import multiplies_bf16
 from virnucpro.models import triton_kernels
 from virnucpro.models.attention import (
     E4M3,
     Kernel,
     RunLayout,
     attend_compiled,
+    attend_compiled_bf16,
     attend_efficient,
     attend_efficient_triton,
     attend_runs,
@@ -101,7 +103,7 @@ class Case:
             model.quantise(device, self.dtype)
         else:
             model = load_esm2(path, layer, self.dtype, device)
-            if self.kernel is attend_compiled:
+            if self.kernel in (attend_compiled, attend_compiled_bf16):
                 model.reorder_weights()
         model.attend = self.kernel
         return model
@@ -114,6 +116,7 @@ on_cuda, on_turing, on_ampere, on_ada = (
     )
     for needed in ((0, 1), (7, 5), (8, 0), (8, 9))
 )
+on_bf16_cpu = pytest.mark.skipif(not multiplies_bf16(), reason="needs AVX512_BF16")
 CASES = [
     pytest.param(case, id=str(case), marks=marks)
     for case, marks in (
@@ -122,10 +125,12 @@ CASES = [
         (Case("cpu", torch.float32, attend_to_train), ()),
         (Case("cpu", torch.bfloat16, attend_runs), ()),
         (Case("cpu", torch.bfloat16, attend_compiled), ()),
+        (Case("cpu", torch.bfloat16, attend_compiled_bf16), on_bf16_cpu),
         (Case("cpu", torch.float16, attend_runs), ()),
         (Case("cpu", E4M3, attend_compiled), ()),
         (Case("cpu", torch.int8, attend_runs), ()),
         (Case("cpu", torch.int8, attend_compiled), ()),
+        (Case("cpu", torch.int8, attend_compiled_bf16), on_bf16_cpu),
         (Case("cuda", E4M3, attend_varlen), on_ada),
         (Case("cuda", E4M3, attend_varlen_triton), on_ada),
         (Case("cuda", torch.int8, attend_varlen), on_ampere),
@@ -412,7 +417,8 @@ def test_only_products_use_the_precision(oracle):
     [
         (torch.float32, attend_compiled),
         (torch.float16, attend_runs),
-        (torch.bfloat16, attend_compiled),
+        (torch.bfloat16, attend_compiled_bf16 if multiplies_bf16() else attend_compiled),
+        (torch.int8, attend_compiled_bf16 if multiplies_bf16() else attend_compiled),
     ],
 )
 def test_avx512_cpu_attends_in_c(dtype, kernel, monkeypatch):

@@ -24,9 +24,15 @@ from torch import Tensor
 
 from virnucpro.core.device_options import ComputeOptions
 from virnucpro.core.errors import UnavailableError
+from virnucpro.core.native import multiplies_bf16
 from virnucpro.core.recipe import Precision
 from virnucpro.models import checkpoint_model
-from virnucpro.models.attention import Kernel, attend_compiled, attend_runs
+from virnucpro.models.attention import (
+    Kernel,
+    attend_compiled,
+    attend_compiled_bf16,
+    attend_runs,
+)
 from virnucpro.models.base import identify_model, load_encoder
 from virnucpro.models.esm2.model_files import require_esm2
 from virnucpro.models.esmc.config import ESMCShape, inner_of
@@ -119,8 +125,20 @@ def largest_error(vectors: dict[str, np.ndarray], exact: dict[str, np.ndarray]) 
 
 
 @pytest.mark.parametrize("layer", [1, SHAPE.n_layers])
-@pytest.mark.parametrize("kernel", [attend_runs, attend_compiled])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "kernel"),
+    [
+        ("fp32", attend_runs),
+        ("fp32", attend_compiled),
+        ("bf16", attend_runs),
+        ("bf16", attend_compiled),
+        pytest.param(
+            "bf16",
+            attend_compiled_bf16,
+            marks=pytest.mark.skipif(not multiplies_bf16(), reason="needs AVX512_BF16"),
+        ),
+    ],
+)
 def test_vectors_are_those_of_transformers(folder, precision, kernel, layer):
     """They agree as far as rounding in this precision allows with these weights."""
     exact = reference_vectors(folder, layer)

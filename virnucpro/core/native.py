@@ -64,6 +64,8 @@ class _Functions:
         _Arrays(np.int32),
         _floats,
     )
+    # what `attention.c` and `attention_bf16.c` read after the projected tokens, and what they write
+    _attention = (c_void_p, c_void_p, _counts, c_int64, c_int64, c_int64, c_void_p)
     # for n pieces: log-odds, GC, gene figures
     _figures = (_values, _values, _values, c_int64)
     # for n items: figures and starts, bases per host and per virus, and how often a record starts
@@ -240,17 +242,10 @@ class _Functions:
     find_changes = (_bytes, _counts, _counts, c_int64, _bytes)
     # a batch, by tensor addresses: queries, keys and values, 1 for bf16; cosines, sines;
     # sequence runs, heads, head dimension, the result
-    attend = (
-        c_void_p,
-        c_int,
-        c_void_p,
-        c_void_p,
-        _counts,
-        c_int64,
-        c_int64,
-        c_int64,
-        c_void_p,
-    )
+    attend = (c_void_p, c_int, *_attention)
+    # the same for bf16
+    attend_bf16 = (c_void_p, *_attention)
+    multiplies_bf16 = ()
     # rows, by tensor addresses; 1 for bf16, 1 for GELU, rows, columns; the rounded rows, scales
     round_to_int8 = (c_void_p, c_int, c_int, c_int64, c_int64, c_void_p, c_void_p)
     # a product, by tensor addresses; scales of rows and columns, bias or 0; rows, columns, result
@@ -271,6 +266,15 @@ def call(name: str, *arguments: NDArray[Any] | float) -> None:
     ]
     if getattr(load_library(LIBRARY), name)(*converted):
         raise MemoryError(f"no memory is left for {name} of the scorer")
+
+
+def multiplies_bf16() -> bool:
+    """Return True if ``attend_bf16`` is compiled, and runs on this processor.
+
+    Raises:
+        UnavailableError: the library is missing or does not fit this machine.
+    """
+    return bool(load_library(LIBRARY).multiplies_bf16())
 
 
 def find_library(library: Path, package: Path, installed: Path | None) -> Path:

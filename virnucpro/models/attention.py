@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from virnucpro.core.logging import LOGGER
-from virnucpro.core.native import call
+from virnucpro.core.native import call, multiplies_bf16
 from virnucpro.models.attention_tiles import plan_tiles
 from virnucpro.models.packing import PackedBatch, Runs, to_device
 
@@ -94,13 +94,27 @@ def attend_runs(qkv: Tensor, batch: RunLayout) -> Tensor:
 
 def attend_compiled(qkv: Tensor, batch: RunLayout) -> Tensor:
     """Apply our C kernel for CPUs: one thread, one head at a time, float32 for every dtype."""
+    is_bf16 = qkv.dtype == torch.bfloat16
+    return _call_kernel("attend", qkv, batch, is_bf16)
+
+
+def attend_compiled_bf16(qkv: Tensor, batch: RunLayout) -> Tensor:
+    """Apply our C kernel for CPUs that multiply bf16 numbers.
+
+    As in FlashAttention, rotated queries and keys are rounded to bf16, and so are the weights of
+    the keys. Sums are float32.
+    """
+    assert qkv.dtype == torch.bfloat16, "the type that it reads"
+    return _call_kernel("attend_bf16", qkv, batch)
+
+
+def _call_kernel(name: str, qkv: Tensor, batch: RunLayout, *options: bool) -> Tensor:
     assert qkv.is_contiguous() and not qkv.requires_grad, "no gradient flows through C"
     out = torch.empty_like(qkv[:, 0])
     tables = batch.cos.data_ptr(), batch.sin.data_ptr()
     runs = np.array(batch.runs, dtype=np.int64)
-    is_bf16 = qkv.dtype == torch.bfloat16
     shape = len(runs), *qkv.shape[2:]
-    call("attend", qkv.data_ptr(), is_bf16, *tables, runs, *shape, out.data_ptr())
+    call(name, qkv.data_ptr(), *options, *tables, runs, *shape, out.data_ptr())
     return out
 
 
@@ -224,7 +238,8 @@ TRITON_KERNELS: tuple[Kernel, ...] = (attend_varlen_triton, attend_efficient_tri
 def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:
     """Choose the fastest kernel for a device, a precision and a head dimension.
 
-    CPUs with AVX-512 use C, except in fp16. CUDA devices with compute capability 8.0 or newer use
+    CPUs with AVX-512 use C, except in fp16. In bf16 and 8 bits they multiply bf16 numbers, if they
+    have the instruction. CUDA devices with compute capability 8.0 or newer use
     FlashAttention in fp16 and bf16. FlashAttention and memory-efficient attention do not support
     every head dimension. SDPA does, by padding. In 16 bits Triton does the rotation and the
     sub-layer boundaries. If Triton cannot run, PyTorch does them, after a warning with the reason.
@@ -233,7 +248,8 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Ke
     # AVX-512 has 32 registers with 16 numbers each.
     has_registers = torch.backends.cpu.get_cpu_capability() == "AVX512"
     if device.type == "cpu" and dtype != torch.float16 and has_registers:
-        return attend_compiled
+        has_products = dtype != torch.float32 and multiplies_bf16()
+        return attend_compiled_bf16 if has_products else attend_compiled
     if device.type != "cuda" or head_dim % 8 or head_dim > widest_head:
         return attend_runs
     if dtype == torch.float32:
