@@ -29,6 +29,7 @@ TESTS = (
     "tests/unit/test_composition.py",
     "tests/unit/test_hdf5_layout.py",
     "tests/unit/test_int8_rows.py",
+    "tests/unit/test_layer_norm_library.py",
     "tests/unit/test_samples.py",
     "tests/unit/test_scorer_library.py",
     "tests/unit/test_scorer_proteins.py",

@@ -246,6 +246,21 @@ class _Functions:
     # the same for bf16
     attend_bf16 = (c_void_p, *_attention)
     multiplies_bf16 = ()
+    # rows, by tensor addresses: stream, branch or 0, its factor, weight, bias or 0, epsilon; rows,
+    # columns; the sums if there is a branch, the result, 1 if that is bf16
+    add_and_norm = (
+        c_void_p,
+        c_void_p,
+        c_double,
+        c_void_p,
+        c_void_p,
+        c_double,
+        c_int64,
+        c_int64,
+        c_void_p,
+        c_void_p,
+        c_int,
+    )
     # rows, by tensor addresses; 1 for bf16, 1 for GELU, rows, columns; the rounded rows, scales
     round_to_int8 = (c_void_p, c_int, c_int, c_int64, c_int64, c_void_p, c_void_p)
     # a product, by tensor addresses; scales of rows and columns, bias or 0; rows, columns, result

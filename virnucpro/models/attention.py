@@ -233,6 +233,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor
 # With these kernels, our Triton code also does the rotation and the sub-layer boundary.
 TILE_KERNELS: tuple[Kernel, ...] = (attend_tiles, attend_tiles_rotating)
 TRITON_KERNELS: tuple[Kernel, ...] = (attend_varlen_triton, attend_efficient_triton, *TILE_KERNELS)
+# With these, our C code also does the sub-layer boundary, except in float32.
+COMPILED_KERNELS: tuple[Kernel, ...] = (attend_compiled, attend_compiled_bf16)
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:

@@ -11,7 +11,6 @@
 #include "vectors.h"
 
 typedef int8_t Bytes __attribute__((vector_size(LANES)));
-typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
 /* Rows to round: (n_rows, dim). */
 typedef struct {
@@ -30,14 +29,6 @@ typedef struct {
     uint16_t *out; /* bf16 */
 } Product;
 
-/* Copy n numbers of a size, at most LANES. Nearly always it is LANES, without a call. */
-INLINE void copy(void *restrict to, const void *restrict from, int64_t n, const size_t size) {
-    if (n == LANES)
-        memcpy(to, from, LANES * size);
-    else
-        memcpy(to, from, (size_t)n * size);
-}
-
 /* Load up to LANES numbers as float32, the others as 0. */
 INLINE Vector load(const Rows *rows, int64_t first, int64_t n) {
     Vector numbers = {0};
@@ -47,10 +38,8 @@ INLINE Vector load(const Rows *rows, int64_t first, int64_t n) {
     }
     Halves halves = {0};
     copy(&halves, (const uint16_t *)rows->numbers + first, n, 2);
-    return (Vector)(__builtin_convertvector(halves, Whole) << 16);
+    return widened(halves);
 }
-
-INLINE int64_t n_lanes(int64_t n_left) { return n_left < LANES ? n_left : LANES; }
 
 /* The exact GELU. erf has an error of at most 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26). */
 INLINE Vector gelu(Vector x) {
@@ -101,7 +90,7 @@ INLINE int round_all(const Rows *rows) {
     return 0;
 }
 
-/* Scale products back, and add the bias. bf16 is rounded half to even. */
+/* Scale products back, and add the bias. */
 INLINE int restore_all(const Product *p) {
     for (int64_t row = 0; row < p->n_rows; row++) {
         for (int64_t i = 0; i < p->n_out; i += LANES) {
@@ -114,10 +103,7 @@ INLINE int restore_all(const Product *p) {
                 copy(&bias, p->bias + i, n, 4);
             Vector number = __builtin_convertvector(whole, Vector) * (scale * p->row_scales[row]);
             number += bias;
-            Whole bits = (Whole)number, is_nan = number != number;
-            bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-            bits = (bits & ~is_nan) | (is_nan & 0x7fc0);
-            Halves halves = __builtin_convertvector(bits, Halves);
+            Halves halves = halves_of(number);
             copy(p->out + row * p->n_out + i, &halves, n, 2);
         }
     }

@@ -21,7 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from virnucpro.core.native import call
 from virnucpro.models.attention import (
+    COMPILED_KERNELS,
     TILE_KERNELS,
     TRITON_KERNELS,
     Kernel,
@@ -67,17 +69,19 @@ class ResidualStream:
     """The residual stream, (n_tokens, dim) float32, with the branches not yet added to it.
 
     With Triton, an addition is deferred to the next LayerNorm. One kernel adds, norms and rounds,
-    and writes the sum only at every second LayerNorm. The sums are the same.
+    and writes the sum only at every second LayerNorm. The sums are the same. With our C code, one
+    kernel adds, norms and rounds, too, and writes every sum. float32 branches are added at once.
     """
 
     x: Tensor
     has_triton: bool
+    has_c: bool = False
     branch_scale: float = 1.0  # factor for each branch
     waiting: list[Tensor] = field(default_factory=list)  # at most two
 
     def add(self, branch: Tensor) -> None:
         """Add the result of a sub-layer, (n_tokens, dim), in any dtype."""
-        if self.has_triton:
+        if self.has_triton or (self.has_c and branch.dtype == torch.bfloat16):
             self.waiting.append(branch)
         else:
             self.x = self._sum(self.x, branch)
@@ -91,8 +95,11 @@ class ResidualStream:
     def normed(self, norm: nn.LayerNorm, dtype: torch.dtype) -> Factor:
         """Norm the stream for a sub-layer. -> (n_tokens, dim) in ``dtype``"""
         max_waiting = 2  # branches that one kernel adds at once
+        if self.has_c and dtype != torch.float32:
+            rows = self._add_and_norm_in_c(norm, is_bf16=dtype == torch.bfloat16)
+            return quantise(rows, dtype) if dtype in EIGHT_BITS.values() else rows
         if not self.has_triton:
-            rows: Tensor = norm(self.x)
+            rows = norm(self.x)
             return quantise(rows, dtype) if dtype in EIGHT_BITS.values() else rows.to(dtype)
         out = torch.empty_like(self.x, dtype=dtype)
         scales = self.x.new_empty(len(out), 1) if dtype in EIGHT_BITS.values() else None
@@ -109,6 +116,28 @@ class ResidualStream:
         triton_kernels().add_and_norm(
             self.x, self.waiting, norm, out, total, scales, branch_scale=self.branch_scale
         )
+
+    def _add_and_norm_in_c(self, norm: nn.LayerNorm, *, is_bf16: bool) -> Tensor:
+        """Add the waiting branch, and norm the sums. -> (n_tokens, dim) bf16 or float32"""
+        assert self.x.is_contiguous() and self.x.dtype == torch.float32, "what C reads"
+        out = torch.empty_like(self.x, dtype=torch.bfloat16 if is_bf16 else torch.float32)
+        sums = torch.empty_like(self.x) if self.waiting else self.x
+        call(
+            "add_and_norm",
+            self.x.data_ptr(),
+            self.waiting[0].data_ptr() if self.waiting else 0,
+            self.branch_scale,
+            norm.weight.data_ptr(),
+            0 if norm.bias is None else norm.bias.data_ptr(),
+            norm.eps,
+            *self.x.shape,
+            sums.data_ptr(),
+            out.data_ptr(),
+            is_bf16,
+        )
+        self.x = sums
+        self.waiting = []
+        return out
 
     def as_factor(self, rows: Tensor, dtype: torch.dtype) -> Factor:
         """Convert rows within a sub-layer to a ``dtype`` factor. Only 8 bits change their dtype."""
@@ -294,15 +323,21 @@ class PackedTransformer(nn.Module):
             return stream
         rows = self.token_rows()
         stream = self.stream_of(F.embedding(batch.tokens, rows))
-        normed = ResidualStream(rows, has_triton=False).normed(first.attention_norm, first.dtype)
+        has_c = self.attend in COMPILED_KERNELS
+        token_stream = ResidualStream(rows, has_triton=False, has_c=has_c)
+        normed = token_stream.normed(first.attention_norm, first.dtype)
         projected = first.project(normed)
         qkv = F.embedding(batch.tokens, projected.flatten(1)).view(-1, *projected.shape[1:])
         first.finish(stream, attend(qkv, batch))
         return stream
 
     def stream_of(self, x: Tensor) -> ResidualStream:
-        has_triton = self.attend in TRITON_KERNELS
-        return ResidualStream(x, has_triton=has_triton, branch_scale=self.branch_scale)
+        return ResidualStream(
+            x,
+            has_triton=self.attend in TRITON_KERNELS,
+            has_c=self.attend in COMPILED_KERNELS,
+            branch_scale=self.branch_scale,
+        )
 
     def token_rows(self) -> Tensor:
         """Return the first layer's input for each token in the alphabet, (n_tokens, dim)."""

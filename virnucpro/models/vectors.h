@@ -4,6 +4,7 @@
 #define VIRNUCPRO_MODELS_VECTORS_H
 
 #include <stdint.h>
+#include <string.h>
 
 /* Fuse a * b + c where the processor can. Bits differ between processors in any case, because of
  * the products around attention. */
@@ -17,8 +18,31 @@ enum { LANES = 16 }; /* numbers in a vector */
 
 typedef float Vector __attribute__((vector_size(4 * LANES)));
 typedef int32_t Whole __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES))); /* bf16 */
 
 #define INLINE static inline __attribute__((always_inline))
+
+INLINE int64_t n_lanes(int64_t n_left) { return n_left < LANES ? n_left : LANES; }
+
+/* Copy n numbers of a size, at most LANES. Nearly always it is LANES, without a call. */
+INLINE void copy(void *restrict to, const void *restrict from, int64_t n, const size_t size) {
+    if (n == LANES)
+        memcpy(to, from, LANES * size);
+    else
+        memcpy(to, from, (size_t)n * size);
+}
+
+INLINE Vector widened(Halves halves) {
+    return (Vector)(__builtin_convertvector(halves, Whole) << 16);
+}
+
+/* Round half to even. */
+INLINE Halves halves_of(Vector numbers) {
+    Whole bits = (Whole)numbers, is_nan = numbers != numbers;
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    bits = (bits & ~is_nan) | (is_nan & 0x7fc0);
+    return __builtin_convertvector(bits, Halves);
+}
 
 /* a where a condition is true in a lane (all bits set), else b. */
 INLINE Vector chosen(Whole condition, Vector a, Vector b) {
