@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import pytest
 import torch
 from run_helpers import hear_signals
 
@@ -27,7 +28,8 @@ NEEDED = [
     *("torch", "h5py", "virnucpro.engine.local"),
     *("faulty_workers", "training_helpers", "forkserver_runner"),
 ]
-NEEDED += ["virnucpro.cli.main", "virnucpro.training.train"]
+NEEDED += ["virnucpro.cli.main", "virnucpro.results.report.run_report"]
+NEEDED += ["virnucpro.training.train", "torch._dynamo"]  # which every optimizer imports
 
 
 class Forked:
@@ -66,8 +68,25 @@ class Forked:
 
 
 def fork_server() -> multiprocessing.context.ForkServerContext:
+    """Return the context of a server that has imported ``NEEDED``, and start it if none runs.
+
+    The server skips a module that it cannot find without a word, and it looks in the folders of
+    ``PYTHONPATH`` alone, not in those of pytest's option ``pythonpath``.
+    """
     multiprocessing.set_forkserver_preload(NEEDED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        forkserver._forkserver.ensure_running()  # which does nothing in a command: see ``_begun``
     return multiprocessing.get_context("forkserver")
+
+
+def missing_modules() -> list[str]:
+    """Return the modules of ``NEEDED`` that a process which has just been forked would import."""
+    return call(_print_missing, NEEDED).stdout.split()
+
+
+def _print_missing(names: list[str]) -> None:
+    sys.stdout.write(" ".join(name for name in names if name not in sys.modules))
 
 
 def _blocked_signals() -> set[int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import child_targets
 import psutil
 import pytest
+from forkserver_runner import missing_modules
 from run_helpers import ROOT, assert_gone, hear_signals, is_own_process, wait_until, within
 
 from virnucpro.core.child_process import (
@@ -236,3 +237,8 @@ def test_exception_is_the_last_message():
     assert isinstance(last, ChildError)
     assert last.reason == "RuntimeError: a [red]fault[/red]" and "in fail" in last.traceback
     assert cause == "exit code 1"
+
+
+def test_forked_processes_import_nothing_slow():
+    """The fork server says nothing of modules that it cannot import, and each child then does."""
+    assert missing_modules() == []
