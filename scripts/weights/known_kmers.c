@@ -29,10 +29,11 @@ int add_virus(const uint8_t *digits, int64_t n, const uint8_t *is_coding,
     uint8_t residues[2][N_CODES];
     uint64_t both[2];
     int is_sampled[2];
-    Scan scan = {0};
+    Scan scan = begin_scan();
     fill_residues(residue_of, residues);
     for (int64_t position = 0; position < n - 2; position++) {
-        read_codon(&scan, digits, residues, both, is_sampled);
+        read_codon(&scan.frames[position % N_FRAMES], digits + position, residues, both,
+                   is_sampled);
         for (int strand = 0; strand < 2; strand++) {
             int64_t slot;
             if (!is_sampled[strand] || !(is_coding[position] >> strand & 1) || !both[strand])
@@ -55,10 +56,11 @@ int mark_cell(const uint8_t *digits, int64_t n, const uint8_t *residue_of, int64
               const uint64_t *hashes, int32_t group, int32_t *groups) {
     uint8_t residues[2][N_CODES];
     uint64_t batch[BATCH];
-    Scan scan = {0};
+    Scan scan = begin_scan();
+    int n_here = NEARLY_FULL;
     fill_residues(residue_of, residues);
-    while (scan.position < n - 2) {
-        int n_here = next_kmers(&scan, digits, n - 2, residues, UINT64_MAX, batch);
+    while (n_here >= NEARLY_FULL) {
+        n_here = next_kmers(&scan, digits, n - 2, residues, UINT64_MAX, batch);
         for (int i = 0; i < n_here; i++)
             __builtin_prefetch(hashes + (batch[i] & (uint64_t)(n_slots - 1)));
         for (int i = 0; i < n_here; i++) {
@@ -76,11 +78,12 @@ int find_slots(const uint8_t *digits, int64_t n, const uint8_t *residue_of, uint
                int64_t *n_found) {
     uint8_t residues[2][N_CODES];
     uint64_t batch[BATCH];
-    Scan scan = {0};
+    Scan scan = begin_scan();
+    int n_here = NEARLY_FULL;
     fill_residues(residue_of, residues);
     *n_kmers = *n_found = 0;
-    while (scan.position < n - 2) {
-        int n_here = next_kmers(&scan, digits, n - 2, residues, limit, batch);
+    while (n_here >= NEARLY_FULL) {
+        n_here = next_kmers(&scan, digits, n - 2, residues, limit, batch);
         *n_kmers += n_here;
         for (int i = 0; i < n_here; i++)
             __builtin_prefetch(hashes + (batch[i] & (uint64_t)(n_slots - 1)));
@@ -98,11 +101,12 @@ int list_kmers(const uint8_t *digits, int64_t n, const uint8_t *residue_of, uint
                uint64_t *hashes, int64_t *n_kmers) {
     uint8_t residues[2][N_CODES];
     uint64_t batch[BATCH];
-    Scan scan = {0};
+    Scan scan = begin_scan();
+    int n_here = NEARLY_FULL;
     fill_residues(residue_of, residues);
     *n_kmers = 0;
-    while (scan.position < n - 2) {
-        int n_here = next_kmers(&scan, digits, n - 2, residues, limit, batch);
+    while (n_here >= NEARLY_FULL) {
+        n_here = next_kmers(&scan, digits, n - 2, residues, limit, batch);
         memcpy(hashes + *n_kmers, batch, n_here * sizeof *hashes);
         *n_kmers += n_here;
     }
@@ -116,11 +120,12 @@ int list_coding_kmers(const uint8_t *digits, int64_t n, const uint8_t *is_coding
     uint8_t residues[2][N_CODES];
     uint64_t both[2];
     int is_sampled[2];
-    Scan scan = {0};
+    Scan scan = begin_scan();
     fill_residues(residue_of, residues);
     *n_kmers = 0;
     for (int64_t position = 0; position < n - 2; position++) {
-        read_codon(&scan, digits, residues, both, is_sampled);
+        read_codon(&scan.frames[position % N_FRAMES], digits + position, residues, both,
+                   is_sampled);
         for (int strand = 0; strand < 2; strand++)
             if (is_sampled[strand] && is_coding[position] >> strand & 1 && both[strand] &&
                 both[strand] <= limit)

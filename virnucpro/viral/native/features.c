@@ -80,35 +80,45 @@ static int open_tally(Tally *tally, int64_t longest) {
     return is_short ? -1 : 0;
 }
 
+static inline int32_t more_of(int32_t a, int32_t b) { return a > b ? a : b; }
+
+/* Count the codons and junctions of a stretch, and the pairs of residues of the longest one. The
+ * numbers are copied, so that they stay in registers. */
 static void count_stretch(const Tables *tables, const uint8_t *code, const Stretch *stretch,
                           int is_longest, Tally *tally) {
     int strand = stretch->strand;
     int64_t step = strand ? -3 : 3;
     const uint8_t *codes = tables->codes[strand], *numbers = tables->numbers[strand];
     const uint8_t *residues = tables->residues[strand];
+    uint16_t *met_two = tally->met[0], *met_one = tally->met[1], *met_pair = tally->met[2];
+    int32_t n_junctions = tally->n_junctions, most_junctions = tally->most_junctions;
+    int32_t n_pairs = tally->n_pairs, most_pairs = tally->most_pairs;
     int left = N_CODONS, before = N_RESIDUES;
     for (int32_t i = 0; i < stretch->n_codons; i++, code += step) {
-        int right = numbers[*code], residue = residues[*code];
+        int right = numbers[*code];
         tally->long_codes[codes[*code]]++;
         if (left < N_CODONS && right < N_CODONS) {
             int two = (left & 15) * 16 + (right >> 2), one = (left & 3) * 64 + right;
-            int n_two = ++tally->junctions[0][two], n_one = ++tally->junctions[1][one];
-            tally->met[0][tally->n_junctions] = two;
-            tally->met[1][tally->n_junctions++] = one;
-            if (n_two > tally->most_junctions)
-                tally->most_junctions = n_two;
-            if (n_one > tally->most_junctions)
-                tally->most_junctions = n_one;
-        }
-        if (is_longest && before < N_RESIDUES && residue < N_RESIDUES) {
-            int n = ++tally->pairs[before * N_RESIDUES + residue];
-            tally->met[2][tally->n_pairs++] = before * N_RESIDUES + residue;
-            if (n > tally->most_pairs)
-                tally->most_pairs = n;
+            most_junctions = more_of(most_junctions, ++tally->junctions[0][two]);
+            most_junctions = more_of(most_junctions, ++tally->junctions[1][one]);
+            met_two[n_junctions] = (uint16_t)two;
+            met_one[n_junctions++] = (uint16_t)one;
         }
         left = right;
+        if (!is_longest)
+            continue;
+        int residue = residues[*code];
+        if (before < N_RESIDUES && residue < N_RESIDUES) {
+            int pair = before * N_RESIDUES + residue;
+            most_pairs = more_of(most_pairs, ++tally->pairs[pair]);
+            met_pair[n_pairs++] = (uint16_t)pair;
+        }
         before = residue;
     }
+    tally->n_junctions = n_junctions;
+    tally->most_junctions = most_junctions;
+    tally->n_pairs = n_pairs;
+    tally->most_pairs = most_pairs;
 }
 
 /* Count the k-mers that another piece has looked up already, and list the others. */

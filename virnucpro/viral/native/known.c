@@ -42,10 +42,12 @@
 
 enum {
     KMER = 9, /* residues */
+    N_FRAMES = 3,
     RESIDUE_BITS = 5,
     WORD = 4, /* residues; their ranks decide which k-mers are sampled */
     RANK_BITS = 16,
     BATCH = 256, /* k-mers that are looked up together */
+    NEARLY_FULL = BATCH - 1, /* since a codon adds up to two */
     BUCKET_BITS = 22,
     REST_BITS = 12,
     HINT_BITS = 3,
@@ -79,13 +81,21 @@ typedef struct {
     uint32_t lowest; /* rank of the latest word and of those two and four words before it */
 } Ranks;
 
+/* The latest residues of a frame on one strand. */
+typedef struct {
+    uint64_t kmer;
+    Ranks ranks;
+    int32_t n_residues; /* since the last stop */
+} Strand;
+
+typedef struct {
+    Strand forward, reverse;
+    int64_t position; /* of the next codon */
+} Frame;
+
 /* The state of reading a row of bases from its first to its last codon. */
 typedef struct {
-    uint64_t forward[3], reverse[3];    /* the latest residues of each frame */
-    int32_t n_forward[3], n_reverse[3]; /* residues since the last stop */
-    Ranks forward_ranks[3], reverse_ranks[3];
-    int64_t position; /* of the next codon */
-    int frame;
+    Frame frames[N_FRAMES];
 } Scan;
 
 /* The hits of a window. The stamp of a slot tells the windows apart, so no slot is cleared. */
@@ -134,49 +144,66 @@ static int64_t add_word(Ranks *ranks, uint64_t word) {
 }
 
 /* Add a residue behind the latest one; return whether the k-mer that ends with it is sampled. */
-static int add_residue(uint64_t *kmer, int32_t *n_residues, Ranks *ranks, uint64_t residue) {
-    *kmer = (*kmer << RESIDUE_BITS | residue) & KMER_MASK;
-    *n_residues = residue < N_RESIDUES ? *n_residues + 1 : 0;
-    return (add_word(ranks, *kmer & WORD_MASK) < 0) & (*n_residues >= KMER);
+static inline int add_residue(Strand *strand, uint64_t residue) {
+    strand->kmer = (strand->kmer << RESIDUE_BITS | residue) & KMER_MASK;
+    strand->n_residues = residue < N_RESIDUES ? strand->n_residues + 1 : 0;
+    return (add_word(&strand->ranks, strand->kmer & WORD_MASK) < 0) &
+           (strand->n_residues >= KMER);
 }
 
 /* Add a residue before the latest one; return whether the k-mer that begins with it is sampled. */
-static int add_residue_before(uint64_t *kmer, int32_t *n_residues, Ranks *ranks,
-                              uint64_t residue) {
-    *kmer = *kmer >> RESIDUE_BITS | residue << (KMER - 1) * RESIDUE_BITS;
-    *n_residues = residue < N_RESIDUES ? *n_residues + 1 : 0;
-    return (add_word(ranks, *kmer >> (KMER - WORD) * RESIDUE_BITS) > 0) & (*n_residues >= KMER);
+static inline int add_residue_before(Strand *strand, uint64_t residue) {
+    strand->kmer = strand->kmer >> RESIDUE_BITS | residue << (KMER - 1) * RESIDUE_BITS;
+    strand->n_residues = residue < N_RESIDUES ? strand->n_residues + 1 : 0;
+    return (add_word(&strand->ranks, strand->kmer >> (KMER - WORD) * RESIDUE_BITS) > 0) &
+           (strand->n_residues >= KMER);
 }
 
-/* Read the next codon; write the hashes of its k-mers on both strands, and whether they are
+/* Read a codon of a frame. Write the hashes of its k-mers on both strands, and whether they are
  * sampled. */
-static inline void read_codon(Scan *scan, const uint8_t *digits,
+static inline void read_codon(Frame *frame, const uint8_t *codon,
                               const uint8_t residues[2][N_CODES], uint64_t hashes[2],
                               int is_sampled[2]) {
-    const uint8_t *codon = digits + scan->position++;
-    int code = 25 * codon[0] + 5 * codon[1] + codon[2], frame = scan->frame;
-    is_sampled[0] = add_residue(&scan->forward[frame], &scan->n_forward[frame],
-                                &scan->forward_ranks[frame], residues[0][code]);
-    is_sampled[1] = add_residue_before(&scan->reverse[frame], &scan->n_reverse[frame],
-                                       &scan->reverse_ranks[frame], residues[1][code]);
-    hashes[0] = hash_kmer(scan->forward[frame]);
-    hashes[1] = hash_kmer(scan->reverse[frame]);
-    scan->frame = frame == 2 ? 0 : frame + 1;
+    int code = 25 * codon[0] + 5 * codon[1] + codon[2];
+    is_sampled[0] = add_residue(&frame->forward, residues[0][code]);
+    is_sampled[1] = add_residue_before(&frame->reverse, residues[1][code]);
+    hashes[0] = hash_kmer(frame->forward.kmer);
+    hashes[1] = hash_kmer(frame->reverse.kmer);
 }
 
-/* Read codons before `end` until the batch is nearly full. Each adds up to two k-mers. */
-static int next_kmers(Scan *scan, const uint8_t *digits, int64_t end,
-                      const uint8_t residues[2][N_CODES], uint64_t limit, uint64_t *hashes) {
-    int n_kmers = 0;
-    while (scan->position < end && n_kmers < BATCH - 1) {
+/* Add the k-mers of a frame to a batch, until a codon would begin at `end` or the batch is nearly
+ * full. Return the number of k-mers in the batch. */
+static int add_kmers(Frame *state, const uint8_t *digits, int64_t end,
+                     const uint8_t residues[2][N_CODES], uint64_t limit, uint64_t *hashes,
+                     int n_kmers) {
+    Frame frame = *state; /* a copy stays in registers */
+    for (; frame.position < end && n_kmers < NEARLY_FULL; frame.position += N_FRAMES) {
         uint64_t both[2];
         int is_sampled[2];
-        read_codon(scan, digits, residues, both, is_sampled);
+        read_codon(&frame, digits + frame.position, residues, both, is_sampled);
         for (int strand = 0; strand < 2; strand++) { /* unpredictable: no branch */
             hashes[n_kmers] = both[strand];
             n_kmers += is_sampled[strand] & (both[strand] <= limit);
         }
     }
+    *state = frame;
+    return n_kmers;
+}
+
+static Scan begin_scan(void) {
+    Scan scan = {0};
+    for (int i = 0; i < N_FRAMES; i++)
+        scan.frames[i].position = i;
+    return scan;
+}
+
+/* Read codons before `end`, frame by frame. Return the number of k-mers: below NEARLY_FULL if there
+ * are no more. */
+static int next_kmers(Scan *scan, const uint8_t *digits, int64_t end,
+                      const uint8_t residues[2][N_CODES], uint64_t limit, uint64_t *hashes) {
+    int n_kmers = 0;
+    for (int i = 0; i < N_FRAMES; i++)
+        n_kmers = add_kmers(&scan->frames[i], digits, end, residues, limit, hashes, n_kmers);
     return n_kmers;
 }
 
@@ -400,8 +427,9 @@ int known_filters(const uint8_t *sizes, const uint8_t *entries, uint8_t *hints, 
 static void read_window(const Index *index, Scan *scan, const uint8_t *digits, int64_t end,
                         const uint8_t residues[2][N_CODES], Hits *hits) {
     uint64_t hashes[BATCH];
-    while (scan->position < end) {
-        int n_kmers = next_kmers(scan, digits, end, residues, index->limit, hashes);
+    int n_kmers = NEARLY_FULL;
+    while (n_kmers >= NEARLY_FULL) {
+        n_kmers = next_kmers(scan, digits, end, residues, index->limit, hashes);
         look_up(index, hashes, n_kmers, hits);
     }
 }
@@ -423,7 +451,7 @@ int known_hits(const uint8_t *digits, const int64_t *starts, const int64_t *leng
         return -1;
     fill_residues(residue_of, residues);
     for (int64_t i = 0; i < n; i++) {
-        Scan scan = {0};
+        Scan scan = begin_scan();
         for (int64_t window = 0; window < n_windows[i]; window++, rows += N_COLUMNS) {
             int64_t end = end_of_window(lengths[i], n_windows[i], window);
             read_window(&index, &scan, digits + starts[i], end, residues, hits);
@@ -435,16 +463,15 @@ int known_hits(const uint8_t *digits, const int64_t *starts, const int64_t *leng
     return 0;
 }
 
-/* Look up the k-mers that end before this residue of a protein. */
-static void read_protein(const Index *index, Scan *scan, const uint8_t *residues, int64_t end,
-                         Hits *hits) {
+/* Look up the k-mers that end with the next residues of a protein, before `end`. */
+static void read_protein(const Index *index, Strand *strand, const uint8_t *residues,
+                         int64_t first, int64_t end, Hits *hits) {
     uint64_t hashes[BATCH];
-    while (scan->position < end) {
+    for (int64_t i = first; i < end;) {
         int n_kmers = 0;
-        for (; scan->position < end && n_kmers < BATCH; scan->position++) {
-            int is_sampled = add_residue(&scan->forward[0], &scan->n_forward[0],
-                                         &scan->forward_ranks[0], residues[scan->position]);
-            uint64_t hash = hash_kmer(scan->forward[0]);
+        for (; i < end && n_kmers < BATCH; i++) {
+            int is_sampled = add_residue(strand, residues[i]);
+            uint64_t hash = hash_kmer(strand->kmer);
             if (is_sampled && hash <= index->limit)
                 hashes[n_kmers++] = hash;
         }
@@ -464,10 +491,11 @@ int known_protein_hits(const uint8_t *residues, const int64_t *lengths, const in
     if (!hits)
         return -1;
     for (int64_t i = 0; i < n; residues += lengths[i], i++) {
-        Scan scan = {0};
+        Strand strand = {0};
         for (int64_t window = 0; window < n_windows[i]; window++, rows += N_COLUMNS) {
+            int64_t first = lengths[i] * window / n_windows[i];
             int64_t end = lengths[i] * (window + 1) / n_windows[i];
-            read_protein(&index, &scan, residues, end, hits);
+            read_protein(&index, &strand, residues, first, end, hits);
             write_row(hits, rows);
             begin_window(hits);
         }
@@ -496,7 +524,7 @@ int known_nodes(const uint8_t *digits, const int64_t *starts, const int64_t *len
     fill_residues(residue_of, residues);
     *n_rows = 0;
     for (int64_t i = 0; i < n; i++) {
-        Scan scan = {0};
+        Scan scan = begin_scan();
         n_kmers[i] = 0;
         for (int64_t window = 0; window < n_windows[i]; window++) {
             int64_t end = end_of_window(lengths[i], n_windows[i], window);
