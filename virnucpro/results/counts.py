@@ -86,7 +86,9 @@ def sum_counts(counts: Iterable[RecordCounts]) -> RecordCounts:
 def add_counts(by_sample: dict[str, RecordCounts], later: Mapping[str, RecordCounts]) -> None:
     """Add counts of later records to the counts of each sample."""
     for sample, counts in later.items():
-        by_sample.setdefault(sample, RecordCounts()).include(counts)
+        by_sample[sample] = (
+            sum_counts([by_sample[sample], counts]) if sample in by_sample else counts
+        )
 
 
 def sample_ranges(samples: Sequence[str]) -> Iterator[tuple[str, int, int]]:

@@ -120,6 +120,10 @@ class Slice:
     def name(self) -> str:
         return shard_name(self.index)
 
+    def to_row(self) -> tuple[int, int, int, InputSpans, bool]:
+        """Return the fields in order. ``dataclasses.astuple`` would copy every span."""
+        return self.index, self.generation, self.rule_index, self.spans, self.is_first
+
 
 def group_boundaries() -> Callable[[int], bool]:
     """Make a function that takes the letters of each part in turn: True if a group ends there.
@@ -261,7 +265,7 @@ class Plan:
     def write_listing(self) -> None:
         """Write the list of slices into the folder with their plans."""
         listing = {
-            "slices": [astuple(input_slice) for input_slice in self.slices],
+            "slices": [input_slice.to_row() for input_slice in self.slices],
             "keep_intermediate": self.keep_intermediate,
         }
         path = self.folder / self.rundir.plan.name
