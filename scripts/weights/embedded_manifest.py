@@ -3,7 +3,7 @@
     python scripts/weights/embedded_manifest.py CATALOGUE.tsv.gz > manifest.tsv
 
 The catalogue has a row for each sequence (id, file, label, kind, family, genus, cluster, ...) and
-lies in the folder of its FASTA files. The groups are families of viruses (clusters of related
+is in the folder of its FASTA files. The groups are families of viruses (clusters of related
 genomes for viruses without a family), families of bacteria, and genera of all other cells, of which
 there are few. Sequences that are neither clearly viral nor clearly cellular are left out.
 """

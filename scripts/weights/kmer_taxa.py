@@ -11,11 +11,11 @@ from ictv_taxa import Lineage, named_part
 from known_kmers import (
     RATE_OF_SEVERAL,
     LabelledSequence,
-    address_of,
     are_genomes_short,
     coding_marks,
     is_sampled,
-    limit_of,
+    max_hash,
+    pointer_to,
 )
 from numpy.typing import NDArray
 
@@ -49,18 +49,18 @@ def _coding_kmers(
     hashes = np.empty(2 * len(virus.digits) + 1, dtype=np.uint64)
     n_kmers = np.zeros(1, dtype=np.int64)
     library.list_coding_kmers(
-        *(address_of(virus.digits), ctypes.c_int64(len(virus.digits)), address_of(marks)),
-        *(address_of(RESIDUE_BY_CODON), ctypes.c_uint64(limit_of(RATE_OF_SEVERAL))),
-        *(address_of(hashes), address_of(n_kmers)),
+        *(pointer_to(virus.digits), ctypes.c_int64(len(virus.digits)), pointer_to(marks)),
+        *(pointer_to(RESIDUE_BY_CODON), ctypes.c_uint64(max_hash(RATE_OF_SEVERAL))),
+        *(pointer_to(hashes), pointer_to(n_kmers)),
     )
     return np.unique(hashes[: n_kmers[0]])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaxonCodes:
-    """The lineages of viruses in numbers.
+    """The lineages of viruses as integer codes.
 
-    A code stands for a lineage down to a rank, also if it ends with an unknown name.
+    A code is that of a lineage down to a rank, also if it ends with an unknown name.
     """
 
     codes: IntArray  # (n_viruses, n_ranks)
@@ -92,7 +92,7 @@ def _without_empty_end(part: Lineage) -> Lineage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommonTaxa:
-    """What the viruses with a k-mer have in common, in order of k-mers, (n_kmers,)."""
+    """The lowest common taxa of the viruses with each k-mer, in order of k-mers, (n_kmers,)."""
 
     hashes: NDArray[np.uint64]
     taxa: IntArray
@@ -100,15 +100,15 @@ class CommonTaxa:
 
     @classmethod
     def from_pairs(
-        cls, pairs: KmerPairs, kept: BoolArray, species: IntArray, lineages: TaxonCodes
+        cls, pairs: KmerPairs, is_indexed: BoolArray, species: IntArray, lineages: TaxonCodes
     ) -> CommonTaxa:
-        """The k-mers of an index of some viruses. kept, species: (n_viruses,)"""
-        chosen = kept[pairs.virus]
-        hashes = pairs.hashes[chosen]
-        virus = pairs.virus[chosen]
+        """Make the index of some viruses. is_indexed, species: (n_viruses,)"""
+        is_chosen = is_indexed[pairs.virus]
+        hashes = pairs.hashes[is_chosen]
+        virus = pairs.virus[is_chosen]
         first = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)])
         has_several = _differ(species[virus], first)
-        is_short = np.logical_or.reduceat(pairs.is_short[chosen], first)
+        is_short = np.logical_or.reduceat(pairs.is_short[is_chosen], first)
         in_index = is_sampled(hashes[first], 1 + has_several.astype(np.uint8), is_short)
         code = np.zeros(len(first), dtype=np.int64)
         for rank in range(len(RANKS)):
@@ -118,13 +118,13 @@ class CommonTaxa:
         return cls(hashes[first[in_index]], lineages.taxa[code], lineages.depths[code])
 
     def find(self, hashes: NDArray[np.uint64]) -> IntArray:
-        """The index of each k-mer that is there, in the order of these k-mers."""
-        places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
-        is_there: BoolArray = self.hashes[places] == hashes
-        return np.asarray(places[is_there])
+        """Return the positions of those k-mers that are in the index."""
+        positions = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        is_indexed: BoolArray = self.hashes[positions] == hashes
+        return np.asarray(positions[is_indexed])
 
 
 def _differ(values: IntArray, first: IntArray) -> BoolArray:
-    """Whether the viruses with each k-mer have several values; first: (n_kmers,)"""
+    """Return whether the viruses with each k-mer have several values. first: (n_kmers,)"""
     lowest = np.minimum.reduceat(values, first)
     return np.asarray(lowest != np.maximum.reduceat(values, first))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scorer_manifest import NAMELESS, Groups, Row
+from scorer_manifest import MISSING_NAMES, Row, UnionFind
 
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.open_codes import Digits, encode
@@ -28,27 +28,29 @@ from virnucpro.viral.windows import Windows, find_stretches
 SOURCE = Path(__file__).with_name("known_kmers.c")
 SHORTEST_STRETCH = 25  # codons
 STRETCH_PIECE = 10_000  # bases searched for stretches at once
-BASES_AT_ONCE = 3_000_000
+BATCH_BASES = 3_000_000
 SHORT_GENOME = 50_000  # bases
 # share of sampled k-mers in the index
 RATE_OF_SEVERAL = 1
 RATE_OF_SHORT = 2 / 5
 RATE_OF_LONG = 1 / 6
-MIN_DISTINCT_RESIDUES = 6  # different ones in a k-mer
-WORDS = range(6)  # k-mers of four residues in a k-mer, from its end
-MIDDLE_WORD = 2
+MIN_DISTINCT_RESIDUES = 6  # in a k-mer
+SMER_OFFSETS = range(6)  # 4-mers in a k-mer of nine residues, from its end (syncmers)
+MIDDLE_SMER = 2
 REFERENCE = "reference"  # kind of the viruses of FASTA files
-SAME_SPECIES = 0.5  # share of the k-mers of the shorter genome
+SAME_SPECIES_SHARE = 0.5  # share of the k-mers of the shorter genome
 SPECIES_RATE = 1 / 20  # of sampled k-mers that are compared to join species
 MAX_KMER_GENOMES = 300  # genomes with a k-mer that is compared
 MAX_UNKNOWN_SHARE = 0.05  # letters other than bases in a sequence
 # segments of polydnaviruses have genes of their hosts, wasps
-HOST_LIKE = re.compile("ichnovirus|bracovirus|Cotesia congregata virus|Venturia canescens virus")
+HOST_LIKE_TITLE = re.compile(
+    "ichnovirus|bracovirus|Cotesia congregata virus|Venturia canescens virus"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledSequence:
-    """A sequence of a catalogue or of a FASTA file, and what is known about it."""
+    """A sequence of a catalogue or of a FASTA file, with its metadata."""
 
     digits: Digits
     row: Row
@@ -56,7 +58,7 @@ class LabelledSequence:
 
 
 def read_fasta(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the id, the rest of the header, and the letters; skip what is no nucleotide sequence.
+    """Yield the id, the rest of the header, and the letters of nucleotide sequences.
 
     Headers of reference collections are not always text.
     """
@@ -90,7 +92,7 @@ def read_references(paths: Sequence[Path]) -> Iterator[LabelledSequence]:
     """Yield the viruses of FASTA files, without polydnaviruses."""
     for path in paths:
         for record, title, letters in read_fasta(path):
-            if HOST_LIKE.search(title):
+            if HOST_LIKE_TITLE.search(title):
                 continue
             fields = dict.fromkeys(("family", "genus", "cluster", "genome_group"), "")
             row = {"id": record, "label": "viral", "kind": REFERENCE, **fields}
@@ -119,24 +121,24 @@ def compile_library(folder: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def address_of(array: NDArray[Any]) -> ctypes.c_void_p:
+def pointer_to(array: NDArray[Any]) -> ctypes.c_void_p:
     assert array.flags.c_contiguous
     return ctypes.c_void_p(array.ctypes.data)
 
 
-def limit_of(rate: float) -> int:
-    """The highest hash of a sample."""
+def max_hash(rate: float) -> int:
+    """Return the largest hash of a sample with this rate."""
     return int(rate * 2**64) - 1
 
 
 def is_sampled(
     hashes: NDArray[np.uint64], n_species: NDArray[np.uint8], is_short: BoolArray
 ) -> BoolArray:
-    """Whether each k-mer is in the index; 0 is none.
+    """Return whether each k-mer is in the index. 0 is no k-mer.
 
     Args:
-        n_species: that have the k-mer.
-        is_short: whether a short genome has it.
+        n_species: the number of species with the k-mer.
+        is_short: whether it occurs in a short genome.
     """
     rate = np.where(is_short, RATE_OF_SHORT, RATE_OF_LONG)
     rate[n_species > 1] = RATE_OF_SEVERAL
@@ -144,12 +146,12 @@ def is_sampled(
     chosen = np.flatnonzero(is_chosen)
     kmers = invert_hashes(hashes[chosen])
     is_chosen[chosen] = sampling_order(hashes[chosen], kmers) < rate[chosen]
-    is_chosen[chosen] &= different_residues(kmers) >= MIN_DISTINCT_RESIDUES
+    is_chosen[chosen] &= count_distinct_residues(kmers) >= MIN_DISTINCT_RESIDUES
     return is_chosen
 
 
 def invert_hashes(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The k-mer of each hash of known.c. (n,)"""
+    """Return the k-mer of each hash of known.c. (n,)"""
     kmers = hashes ^ (hashes >> np.uint64(32))
     kmers *= np.uint64(pow(0x94D049BB133111EB, -1, 1 << 64))
     kmers ^= (kmers >> np.uint64(29)) ^ (kmers >> np.uint64(58))
@@ -158,37 +160,37 @@ def invert_hashes(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def sampling_order(hashes: NDArray[np.uint64], kmers: NDArray[np.uint64]) -> FloatArray:
-    """Numbers from 0 to 1 of sampled k-mers: those below a rate are in the index. (n,)
+    """Order sampled k-mers by numbers from 0 to 1: those below a rate are in the index. (n,)
 
-    The k-mers whose middle k-mer has the lowest rank, one in three, come first, since they overlap
-    by six residues at most.
+    K-mers whose middle 4-mer has the lowest rank, one in three, come first, since they overlap by
+    six residues at most.
     """
-    ranks = [word_ranks(kmers, kmer) for kmer in WORDS]
-    others = [rank for kmer, rank in enumerate(ranks) if kmer != MIDDLE_WORD]
-    is_middle = ranks[MIDDLE_WORD] < np.minimum.reduce(others)
+    ranks = [smer_ranks(kmers, offset) for offset in SMER_OFFSETS]
+    other_ranks = [rank for offset, rank in enumerate(ranks) if offset != MIDDLE_SMER]
+    is_middle = ranks[MIDDLE_SMER] < np.minimum.reduce(other_ranks)
     shares = (hashes >> np.uint64(32)).astype(np.float64) / 2**32
     return np.where(is_middle, shares / 3, 1 / 3 + shares * 2 / 3)
 
 
-def word_ranks(kmers: NDArray[np.uint64], kmer: int) -> NDArray[np.uint32]:
-    """The ranks by which known.c compares the k-mers of each k-mer. (n,)"""
-    kmers = (kmers >> np.uint64(5 * kmer)).astype(np.uint32) & np.uint32(2**20 - 1)
-    return (kmers * np.uint32(0x9E3779B1) + np.uint32(0x7F4A7C15)) >> np.uint32(16)
+def smer_ranks(kmers: NDArray[np.uint64], offset: int) -> NDArray[np.uint32]:
+    """Return the rank of the 4-mer at an offset of each k-mer, as in known.c. (n,)"""
+    smers = (kmers >> np.uint64(5 * offset)).astype(np.uint32) & np.uint32(2**20 - 1)
+    return (smers * np.uint32(0x9E3779B1) + np.uint32(0x7F4A7C15)) >> np.uint32(16)
 
 
-def different_residues(kmers: NDArray[np.uint64]) -> IntArray:
-    """The number of different residues in each k-mer. (n,)"""
+def count_distinct_residues(kmers: NDArray[np.uint64]) -> IntArray:
+    """Count the distinct residues of each k-mer. (n,)"""
     seen = np.zeros(len(kmers), dtype=np.uint32)
     for shift in range(0, 45, 5):
         seen |= np.uint32(1) << ((kmers >> np.uint64(shift)) & np.uint64(31)).astype(np.uint32)
-    n_different = np.zeros(len(kmers), dtype=np.int64)
+    n_distinct = np.zeros(len(kmers), dtype=np.int64)
     for residue in range(20):
-        n_different += (seen >> np.uint32(residue)) & 1
-    return n_different
+        n_distinct += (seen >> np.uint32(residue)) & 1
+    return n_distinct
 
 
 def mark_coding(pieces: Windows) -> Digits:
-    """Whether a codon of a kept stretch begins at each base: 1 forward, 2 reverse, 3 both."""
+    """Mark bases at which a codon of a kept stretch begins: 1 forward, 2 reverse, 3 both."""
     n_parts = -(-pieces.lengths // STRETCH_PIECE)
     owner = np.repeat(np.arange(len(pieces)), n_parts)
     offset = STRETCH_PIECE * (np.arange(len(owner)) - (np.cumsum(n_parts) - n_parts)[owner])
@@ -210,30 +212,30 @@ def coding_marks(
     viruses: Sequence[LabelledSequence], order: Sequence[int]
 ) -> Iterator[tuple[int, Digits]]:
     """Yield the viruses in this order, each with its coding stretches as ``mark_coding`` does."""
-    for some in batches(order, [len(virus.digits) for virus in viruses]):
-        digits = [viruses[number].digits for number in some]
+    for batch in batch_by_bases(order, [len(virus.digits) for virus in viruses]):
+        digits = [viruses[number].digits for number in batch]
         lengths = np.array(list(map(len, digits)), dtype=np.int64)
         pieces = Windows.concatenate(np.concatenate(digits), lengths)
         marks = np.split(mark_coding(pieces), np.cumsum(lengths)[:-1])
-        yield from zip(some, marks, strict=True)
+        yield from zip(batch, marks, strict=True)
 
 
-def batches(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    some: list[int] = []
+def batch_by_bases(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    batch: list[int] = []
     n_bases = 0
     for number in order:
-        some.append(number)
+        batch.append(number)
         n_bases += lengths[number]
-        if n_bases >= BASES_AT_ONCE:
-            yield some
-            some = []
+        if n_bases >= BATCH_BASES:
+            yield batch
+            batch = []
             n_bases = 0
-    if some:
-        yield some
+    if batch:
+        yield batch
 
 
 def are_genomes_short(viruses: Sequence[LabelledSequence]) -> list[bool]:
-    """Whether the genome of each virus is short."""
+    """Return whether the genome of each virus is short."""
     n_bases = Counter[str]()
     genomes = [virus.row["genome_group"] or virus.row["id"] for virus in viruses]
     for genome, virus in zip(genomes, viruses, strict=True):
@@ -242,17 +244,17 @@ def are_genomes_short(viruses: Sequence[LabelledSequence]) -> list[bool]:
 
 
 def species_of(viruses: Sequence[LabelledSequence], library: ctypes.CDLL) -> IntArray:
-    """The species of each virus: see the description of this script. (n,)"""
-    groups = Groups()
+    """Return the species of each virus, as ``build_known_index.py`` defines it. (n,)"""
+    groups = UnionFind()
     names = [f"virus {number}" for number in range(len(viruses))]
     for name, virus in zip(names, viruses, strict=True):
-        ties = [f"genome {virus.row['genome_group']}"] * (virus.row["genome_group"] != "")
+        keys = [f"genome {virus.row['genome_group']}"] * (virus.row["genome_group"] != "")
         organism = virus.row["organism"].lower()
-        ties += [f"organism {organism}"] * (organism.title() not in NAMELESS)
-        groups.join([name, *ties])
+        keys += [f"organism {organism}"] * (organism.title() not in MISSING_NAMES)
+        groups.union([name, *keys])
     for one, other in similar_pairs(viruses, library):
-        groups.join([names[one], names[other]])
-    return np.unique([groups.root(name) for name in names], return_inverse=True)[1]
+        groups.union([names[one], names[other]])
+    return np.unique([groups.find(name) for name in names], return_inverse=True)[1]
 
 
 def similar_pairs(
@@ -273,7 +275,7 @@ def similar_pairs(
                 (one, other) for i, one in enumerate(members) for other in members[i + 1 :]
             )
     for (one, other), n in n_common.items():
-        if n >= 3 and n >= SAME_SPECIES * min(n_kmers[one], n_kmers[other]):
+        if n >= 3 and n >= SAME_SPECIES_SHARE * min(n_kmers[one], n_kmers[other]):
             yield one, other
 
 
@@ -281,14 +283,14 @@ def sampled_hashes(library: ctypes.CDLL, digits: Digits, rate: float) -> NDArray
     hashes = np.empty(2 * len(digits) + 1, dtype=np.uint64)
     n_kmers = np.zeros(1, dtype=np.int64)
     library.list_kmers(
-        *(address_of(digits), ctypes.c_int64(len(digits)), address_of(RESIDUE_BY_CODON)),
-        *(ctypes.c_uint64(limit_of(rate)), address_of(hashes), address_of(n_kmers)),
+        *(pointer_to(digits), ctypes.c_int64(len(digits)), pointer_to(RESIDUE_BY_CODON)),
+        *(ctypes.c_uint64(max_hash(rate)), pointer_to(hashes), pointer_to(n_kmers)),
     )
     return np.unique(hashes[: n_kmers[0]])
 
 
 def read_viruses(catalogues: Sequence[Path], fasta: Sequence[Path]) -> list[LabelledSequence]:
-    """The viruses of catalogues and of FASTA files, in the order of the index."""
+    """Read the viruses of catalogues and of FASTA files, in the order of the index."""
     sequences = read_catalogues(catalogues)
-    labelled = [one for one in sequences if one.row["label"] == "viral"]
+    labelled = [sequence for sequence in sequences if sequence.row["label"] == "viral"]
     return [*labelled, *read_references(fasta)]

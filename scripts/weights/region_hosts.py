@@ -3,8 +3,8 @@
     python scripts/weights/region_hosts.py FOLDER CATALOGUE.tsv.gz ... [--without GENUS ...]
 
 ``virnucpro train --data FOLDER --regions`` reads each of these files as one host, in addition to
-the chromosomes with known prophages, and learns how hosts with its GC score. A catalogue has a row
-for each sequence (id, file, label, kind, genus, length, ...) and lies in the folder of its FASTA
+the chromosomes with known prophages, to model the scores of hosts by GC content. A catalogue has a
+row for each sequence (id, file, label, kind, genus, length, ...) and is in the folder of its FASTA
 files. A genus gets up to eight sequences of at least 10,000 bases, spread evenly over its rows.
 """
 
@@ -17,7 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 
 MAX_CONTIGS = 8
-SHORTEST = 10_000  # bases
+MIN_BASES = 10_000
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
         with gzip.open(catalogue, "rt", encoding="utf-8") as lines:
             for row in csv.DictReader(lines, delimiter="\t"):
                 is_host = row["label"] == "cellular" and row["kind"] in ("bacteria", "archaea")
-                if is_host and row["genus"].isalpha() and int(row["length"]) >= SHORTEST:
+                if is_host and row["genus"].isalpha() and int(row["length"]) >= MIN_BASES:
                     path = catalogue.parent / Path(row["file"]).name
                     genera[row["genus"]].append((path, row["id"]))
     chosen: dict[Path, dict[str, str]] = defaultdict(dict)

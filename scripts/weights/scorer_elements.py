@@ -1,4 +1,4 @@
-"""Find transposable elements in the labelled cells, to train and measure a scorer.
+"""Find transposable elements in the labelled cells, to train and evaluate a scorer.
 
     python scripts/weights/scorer_elements.py manifest.tsv elements.fa > elements.tsv
     tail -n +2 elements.tsv >> manifest.tsv
@@ -29,14 +29,14 @@ from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.fasta import write_record
 from virnucpro.training.labelled_data import LabelledRecord, read_data_manifest, read_records
 
-HOSTS = ("animals", "fungi", "plants", "protists", "transcripts")
+HOST_KINGDOMS = ("animals", "fungi", "plants", "protists", "transcripts")
 KINGDOM = "transposable elements"
 COLUMNS = ("path", "id", "label", "group", "weight", "kingdom")
-SHORTEST = 70  # residues of the shortest stretch that is searched
-ROUNDS = 4
-MAX_E_VALUE = 1e-5  # largest E-value of an accepted hit, among all stretches
-FLANK = 1500  # bases on both sides
-LONGEST = 8000  # bases of the longest element that near stretches are merged into
+MIN_STRETCH_RESIDUES = 70
+MAX_ROUNDS = 4
+MAX_E_VALUE = 1e-5  # among all stretches
+FLANK_BASES = 1500  # on both sides
+MAX_ELEMENT_BASES = 8000  # of an element that near stretches are merged into
 # Reverse transcriptases of retroelements and transposases of DNA transposons
 SEEDS = {
     "Copia": (
@@ -103,72 +103,76 @@ def stretches(sequence: str, record: int) -> Iterator[tuple[Stretch, str]]:
             protein = str(Seq(in_frame).translate())  # type: ignore[no-untyped-call]
             for residues in protein.split("*"):
                 end = start + 3 * len(residues)
-                if len(residues) >= SHORTEST:
+                if len(residues) >= MIN_STRETCH_RESIDUES:
                     low, high = (n_bases - end, n_bases - start) if is_reverse else (start, end)
                     yield Stretch(record, low, high), residues
                 start = end + 3
 
 
-def search(sequences: Sequences) -> dict[Stretch, str]:
-    """The stretches that resemble an element, and the most similar kind of each."""
+def search_elements(sequences: Sequences) -> dict[Stretch, str]:
+    """Return the stretches that resemble an element, and the most similar kind of each."""
     alphabet = Alphabet.amino()
-    found: list[Stretch] = []
+    searched: list[Stretch] = []
     targets = []
     for record, (_, sequence) in enumerate(sequences):
         for stretch, residues in stretches(sequence, record):
-            name = str(len(found)).encode()
+            name = str(len(searched)).encode()
             targets.append(TextSequence(name=name, sequence=residues).digitize(alphabet))
-            found.append(stretch)
+            searched.append(stretch)
     block = DigitalSequenceBlock(alphabet, targets)
     best: dict[Stretch, tuple[float, str]] = {}
     for kind, residues in SEEDS.items():
         query = TextSequence(name=kind.encode(), sequence=residues).digitize(alphabet)
         pipeline = pyhmmer.plan7.Pipeline(alphabet, incE=MAX_E_VALUE)
         rounds = pipeline.iterate_seq(query, block)
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             result = next(rounds)
             if result.converged:
                 break
         for hit in result.hits.included:
-            stretch = found[int(hit.name)]
+            stretch = searched[int(hit.name)]
             best[stretch] = max(best.get(stretch, (0.0, "")), (hit.score, kind))
     return {stretch: kind for stretch, (_, kind) in best.items()}
 
 
-def elements(kind_of: dict[Stretch, str], sequences: Sequences) -> Iterator[tuple[Stretch, str]]:
-    """Yield stretches with their flanks; near ones form one element, if it is not too long.
+def merge_into_elements(
+    kind_of: dict[Stretch, str], sequences: Sequences
+) -> Iterator[tuple[Stretch, str]]:
+    """Yield elements: near stretches with their flanks, unless they are too long together.
 
     Elements stay below 10,000 bases, because there are few other contigs of that length. So
     neighbouring elements may share the bases between them.
     """
     clusters: list[list[Stretch]] = []
     for stretch in sorted(kind_of, key=lambda stretch: (stretch.record, stretch.start)):
-        if not clusters or not belongs(stretch, clusters[-1]):
+        if not clusters or not is_same_element(stretch, clusters[-1]):
             clusters.append([])
         clusters[-1].append(stretch)
     for members in clusters:
         record = members[0].record
-        start = max(0, members[0].start - FLANK)
-        end = min(len(sequences[record][1]), max(member.end for member in members) + FLANK)
+        start = max(0, members[0].start - FLANK_BASES)
+        end = min(len(sequences[record][1]), max(member.end for member in members) + FLANK_BASES)
         kinds = [kind_of[member] for member in members]
         yield Stretch(record, start, end), max(kinds, key=kinds.count)
 
 
-def belongs(stretch: Stretch, members: list[Stretch]) -> bool:
-    """Whether a stretch is near these, and they are not too long as one element."""
-    is_near = stretch.record == members[0].record and stretch.start - members[-1].end < 2 * FLANK
-    return is_near and stretch.end - members[0].start < LONGEST - 2 * FLANK
+def is_same_element(stretch: Stretch, members: list[Stretch]) -> bool:
+    """Return whether a stretch is near these, and they are not too long as one element."""
+    is_near = (
+        stretch.record == members[0].record and stretch.start - members[-1].end < 2 * FLANK_BASES
+    )
+    return is_near and stretch.end - members[0].start < MAX_ELEMENT_BASES - 2 * FLANK_BASES
 
 
 def main(manifest: Path, fasta: Path) -> None:
     sequences = [
         (labelled, record.sequence.upper())
         for labelled, record in read_records(read_data_manifest(manifest))
-        if labelled.kingdom in HOSTS
+        if labelled.kingdom in HOST_KINGDOMS
     ]
     sys.stdout.write("\t".join(COLUMNS) + "\n")
     with fasta.open("w", encoding="utf-8") as out:
-        for element, kind in elements(search(sequences), sequences):
+        for element, kind in merge_into_elements(search_elements(sequences), sequences):
             labelled, sequence = sequences[element.record]
             name = f"{labelled.id}:{element.start}-{element.end}"
             write_record(out, f"{name} {kind}", sequence[element.start : element.end])

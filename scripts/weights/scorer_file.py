@@ -41,31 +41,31 @@ def save_scorer(path: Path, scorer: Scorer) -> None:
     if scorer.proteins:
         tensors |= _protein_tensors(scorer.proteins)
     tensors |= {name: getattr(scorer, name) for name in DIGESTS}
-    facts = {
+    metadata = {
         "format": FORMAT,
-        "pieces": [_facts(nets) for nets in scorer.pieces],
-        WINDOWS: _facts(scorer.windows),
+        "pieces": [_network_metadata(nets) for nets in scorer.pieces],
+        WINDOWS: _network_metadata(scorer.windows),
         "windows_knot": asdict(scorer.windows_knot),
-        **_by_length(scorer),
+        **_calibration(scorer),
         "kingdoms": [asdict(kingdom) for kingdom in scorer.kingdoms],
         PROTEINS: scorer.proteins
-        and {"n_viral": scorer.proteins.nets.stacks[0][1], **_by_length(scorer.proteins)},
+        and {"n_viral": scorer.proteins.nets.stacks[0][1], **_calibration(scorer.proteins)},
     }
     content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     with atomic_path(path) as temporary:
-        temporary.write_bytes(save(content, metadata={"facts": json.dumps(facts)}))
+        temporary.write_bytes(save(content, metadata={"facts": json.dumps(metadata)}))
 
 
-def _by_length(of: Scorer | ProteinNetworks) -> dict[str, Any]:
+def _calibration(model: Scorer | ProteinNetworks) -> dict[str, Any]:
     return {
-        "knots": [asdict(knot) for knot in of.knots],
-        "error_rates": [asdict(rates) for rates in of.error_rates],
-        "training": of.training,
+        "knots": [asdict(knot) for knot in model.knots],
+        "error_rates": [asdict(rates) for rates in model.error_rates],
+        "training": model.training,
     }
 
 
 def _views(nets: PieceNetworks) -> dict[int, str]:
-    """The name of each view that nets read, by its first column."""
+    """Return the name of each view that the networks read, by its first column."""
     names = {columns.start or 0: view for view, columns in VIEWS.items() if view != ALL}
     return {column: names[column] for column in nets.nets.stacks}
 
@@ -83,7 +83,7 @@ def _tensors(name: str, nets: NetworkStack, views: Mapping[int, str]) -> dict[st
     for view, (layers, _) in _by_view(nets, views).items():
         view_name = f"{name}.{view}" if view else name
         for i, layer in enumerate(layers):
-            names = (f"{view_name}.{i}.{one}" for one in ("weight", "start", "worth"))
+            names = (f"{view_name}.{i}.{field}" for field in ("weight", "start", "worth"))
             tensors |= zip(names, layer, strict=True)
     return tensors
 
@@ -93,7 +93,7 @@ def _protein_tensors(proteins: ProteinNetworks) -> dict[str, NDArray[Any]]:
     return ratios | _tensors(PROTEINS, proteins.nets, {0: ALL})
 
 
-def _facts(nets: PieceNetworks) -> dict[str, Any]:
+def _network_metadata(nets: PieceNetworks) -> dict[str, Any]:
     stacks = _by_view(nets.nets, _views(nets))
     return {
         "size": nets.size,

@@ -1,20 +1,18 @@
-"""Make tables of k-mers for a scorer, counted in all labelled records or without a fold.
+"""Make k-mer tables for a scorer, from all labelled records or without a fold.
 
-If a net read k-mers counted in its own training records, it would memorise these records. So nets
-are fitted to features from tables without the fold of the fragment, and learn what the k-mers of
-other groups are worth.
+A network that reads k-mers counted in its own training records would memorise these records. So the
+features of a training fragment are computed with a table that excludes its fold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Collection as Container
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from feature_extraction import fragment_features
 from numpy.typing import NDArray
-from reading import fragment_features
-from sampling import Collection, Fragments
+from sampling import Fragments, RecordSet
 
 from virnucpro.core.native import call
 from virnucpro.core.numeric import BoolArray, IntArray
@@ -35,28 +33,27 @@ from virnucpro.viral.features import (
 )
 from virnucpro.viral.windows import Windows, codon_codes, find_stretches, opposite_strand
 
-_STEP = 3  # a k-mer has this many times this many residues
-PIECE = 1000  # bases; k-mers are read in its longest stretch and in long ones
-GENE_LIKE = 60  # codons of the shortest stretch that is read in addition to the longest
-_PIECES_AT_ONCE = 400
+PIECE_BASES = 1000  # k-mers are counted in its longest stretch and in long ones
+MIN_GENE_LIKE_CODONS = 60  # of stretches that are read in addition to the longest
+_BATCH_PIECES = 400
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: Knuth's hashing
 
 
-def classes_of(table: KmerClassTable, numbers: Numbers) -> NDArray[np.uint8]:
-    """The owner of each k-mer in a table; 0: none. (n,) -> (n,)"""
-    owners = np.empty(len(numbers), dtype=np.uint8)
-    call("classes_of_kmers", np.ascontiguousarray(numbers), len(numbers), *table.arguments, owners)
-    return owners
+def look_up_classes(table: KmerClassTable, numbers: Numbers) -> NDArray[np.uint8]:
+    """Return the class of each k-mer in a table, or 0. (n,) -> (n,)"""
+    classes = np.empty(len(numbers), dtype=np.uint8)
+    call("classes_of_kmers", np.ascontiguousarray(numbers), len(numbers), *table.arguments, classes)
+    return classes
 
 
-def kmer_class_table(numbers: Numbers, owners: NDArray[np.uint8]) -> KmerClassTable:
-    """A table of distinct k-mers and their owners, 1 to 6. (n,), (n,)
+def kmer_class_table(numbers: Numbers, classes: NDArray[np.uint8]) -> KmerClassTable:
+    """Make a table of distinct k-mers and their classes, 1 to 6. (n,), (n,)
 
     Raises:
         ValueError: one bucket has too many k-mers.
     """
-    bucket, rest = _address(numbers)
-    keys = (bucket << (REST_BITS + CLASS_BITS)) + (rest << CLASS_BITS) + owners
+    bucket, rest = _bucket_and_rest(numbers)
+    keys = (bucket << (REST_BITS + CLASS_BITS)) + (rest << CLASS_BITS) + classes
     keys.sort()
     bucket_sizes = np.bincount(keys >> (REST_BITS + CLASS_BITS), minlength=N_BUCKETS)
     if bucket_sizes.max() > np.iinfo(np.uint8).max:
@@ -65,13 +62,13 @@ def kmer_class_table(numbers: Numbers, owners: NDArray[np.uint8]) -> KmerClassTa
 
 
 def is_in_sample(numbers: Numbers) -> BoolArray:
-    """Whether each k-mer is kept even if only one group has it. (n,) -> (n,)"""
-    return _are_in_sample(_hashes(numbers))
+    """Return whether each k-mer is kept even if it occurs in one group. (n,) -> (n,)"""
+    return _is_hash_in_sample(_hashes(numbers))
 
 
-def _are_in_sample(hashes: NDArray[np.uint64]) -> BoolArray:
-    is_inside: BoolArray = hashes & np.uint64(RARITY - 1) == 0
-    return is_inside
+def _is_hash_in_sample(hashes: NDArray[np.uint64]) -> BoolArray:
+    is_sampled: BoolArray = hashes & np.uint64(RARITY - 1) == 0
+    return is_sampled
 
 
 def _hashes(numbers: Numbers) -> NDArray[np.uint64]:
@@ -82,91 +79,92 @@ def _hashes(numbers: Numbers) -> NDArray[np.uint64]:
     return hashes
 
 
-def _address(numbers: Numbers) -> tuple[Numbers, NDArray[np.uint16]]:
-    """The bucket of each k-mer, and the bits that distinguish it from others there."""
+def _bucket_and_rest(numbers: Numbers) -> tuple[Numbers, NDArray[np.uint16]]:
+    """Return the bucket of each k-mer, and the bits that identify it in the bucket."""
     hashes = _hashes(numbers)
     bucket = (hashes >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
-    bucket += np.int64(1 << BUCKET_BITS) * _are_in_sample(hashes)
+    bucket += np.int64(1 << BUCKET_BITS) * _is_hash_in_sample(hashes)
     rest = hashes >> np.uint64(64 - BUCKET_BITS - REST_BITS)
     return bucket, (rest & np.uint64((1 << REST_BITS) - 1)).astype(np.uint16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KmerGroupCounts:
-    """K-mers that several groups have or that are in the sample, with their numbers of groups."""
+    """K-mers of several groups or of the sample, with the number of groups that have them."""
 
-    numbers: Numbers  # (n_words,) ascending
-    n_groups: NDArray[np.uint16]  # (n_words, n_folds, 2): cellular, viral
+    numbers: Numbers  # (n_kmers,) ascending
+    n_groups: NDArray[np.uint16]  # (n_kmers, n_folds, 2): cellular, viral
 
     @property
     def n_folds(self) -> int:
         return int(self.n_groups.shape[1])
 
-    def table(self, left_out: Container[int] = ()) -> KmerClassTable:
-        """The table without some folds: k-mers of several groups, and the sample of the others."""
+    def table(self, left_out: Collection[int] = ()) -> KmerClassTable:
+        """Make the table without some folds: k-mers of several groups, and the sample of others."""
         folds = [fold for fold in range(self.n_folds) if fold not in left_out]
         n_cellular, n_viral = self.n_groups[:, folds].sum(axis=1, dtype=np.int32).T
-        owners = np.where(
+        classes = np.where(
             n_viral > n_cellular, KmerClass.RATHER_VIRAL, KmerClass.RATHER_CELLULAR
         ).astype(np.uint8)
-        owners[n_cellular == 0] = KmerClass.VIRAL
-        owners[n_viral == 0] = KmerClass.CELLULAR
+        classes[n_cellular == 0] = KmerClass.VIRAL
+        classes[n_viral == 0] = KmerClass.CELLULAR
         is_alone = n_viral + n_cellular == 1
-        owners[is_alone & (n_viral == 1)] = KmerClass.ONE_VIRAL
-        owners[is_alone & (n_cellular == 1)] = KmerClass.ONE_CELLULAR
+        classes[is_alone & (n_viral == 1)] = KmerClass.ONE_VIRAL
+        classes[is_alone & (n_cellular == 1)] = KmerClass.ONE_CELLULAR
         is_kept = (n_viral + n_cellular > 1) | (is_alone & is_in_sample(self.numbers))
-        return kmer_class_table(self.numbers[is_kept], owners[is_kept])
+        return kmer_class_table(self.numbers[is_kept], classes[is_kept])
 
 
-def count_kmer_groups(collection: Collection, fold_of_record: IntArray) -> KmerGroupCounts:
-    """Count the groups that have each k-mer, however often."""
-    names, group = np.unique([one.group for one in collection.records], return_inverse=True)
-    is_virus = np.array([one.is_virus for one in collection.records])
+def count_kmer_groups(collection: RecordSet, fold_of_record: IntArray) -> KmerGroupCounts:
+    """Count the groups in which each k-mer occurs."""
+    names, group = np.unique([record.group for record in collection.records], return_inverse=True)
+    is_virus = np.array([record.is_virus for record in collection.records])
     column = np.empty(len(names), dtype=np.int64)
     column[group] = 2 * fold_of_record + is_virus
     n_bits = len(names).bit_length()
     pairs = np.concatenate(
-        [(numbers << n_bits) + group[record] for record, numbers in _kmers_of_records(collection)]
+        [(numbers << n_bits) + group[record] for record, numbers in _iter_record_kmers(collection)]
     )
     pairs.sort()
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]
     numbers = pairs >> n_bits
     first = np.flatnonzero(np.diff(numbers, prepend=-1))
-    n_owners = np.diff(first, append=len(numbers))
-    is_kept = (n_owners > 1) | is_in_sample(numbers[first])
-    row = np.repeat(np.cumsum(is_kept) - 1, n_owners)
-    inside = np.repeat(is_kept, n_owners)
+    n_kmer_groups = np.diff(first, append=len(numbers))
+    is_kept = (n_kmer_groups > 1) | is_in_sample(numbers[first])
+    row = np.repeat(np.cumsum(is_kept) - 1, n_kmer_groups)
+    is_pair_kept = np.repeat(is_kept, n_kmer_groups)
     n_columns = 2 * (int(fold_of_record.max()) + 1)
-    owner = column[pairs[inside] & ((1 << n_bits) - 1)]
-    n_groups = np.bincount(row[inside] * n_columns + owner, minlength=is_kept.sum() * n_columns)
+    pair_columns = column[pairs[is_pair_kept] & ((1 << n_bits) - 1)]
+    cells = row[is_pair_kept] * n_columns + pair_columns
+    n_groups = np.bincount(cells, minlength=is_kept.sum() * n_columns)
     return KmerGroupCounts(
         numbers[first[is_kept]], n_groups.astype(np.uint16).reshape(-1, n_columns // 2, 2)
     )
 
 
-def _kmers_of_records(collection: Collection) -> Iterator[tuple[IntArray, Numbers]]:
-    """Yield records and k-mers, for blocks of pieces."""
-    n_whole, rest = np.divmod(collection.lengths, PIECE)
-    n_pieces = np.maximum(1, n_whole + (2 * rest >= PIECE))  # no overlap: a k-mer counts once
+def _iter_record_kmers(collection: RecordSet) -> Iterator[tuple[IntArray, Numbers]]:
+    """Yield the record of each k-mer, and the k-mers, for batches of pieces."""
+    n_whole, rest = np.divmod(collection.lengths, PIECE_BASES)
+    n_pieces = np.maximum(1, n_whole + (2 * rest >= PIECE_BASES))  # no overlap: a k-mer counts once
     owner = np.repeat(np.arange(len(n_pieces)), n_pieces)
-    place = PIECE * (np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner])
-    n_bases = np.minimum(PIECE, collection.lengths[owner] - place)
-    place += collection.starts[owner]
-    for first in range(0, len(owner), _PIECES_AT_ONCE):
-        block = slice(first, first + _PIECES_AT_ONCE)
-        low = place[block][0]
-        high = place[block][-1] + n_bases[block][-1]
-        pieces = Windows(collection.digits[low:high], place[block] - low, n_bases[block])
+    start = PIECE_BASES * (np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner])
+    n_bases = np.minimum(PIECE_BASES, collection.lengths[owner] - start)
+    start += collection.starts[owner]
+    for first in range(0, len(owner), _BATCH_PIECES):
+        block = slice(first, first + _BATCH_PIECES)
+        low = start[block][0]
+        high = start[block][-1] + n_bases[block][-1]
+        pieces = Windows(collection.digits[low:high], start[block] - low, n_bases[block])
         kept = np.stack(find_stretches(pieces))
         is_longest = np.diff(kept[0], prepend=-1) != 0
-        read = kept[:, is_longest | (kept[3] >= GENE_LIKE)]
-        codes, stretch = _codons_of(pieces, read)
-        places, numbers = kmers_in(RESIDUE_BY_CODON[codes], stretch)
-        yield owner[block][read[0, stretch[places]]], numbers
+        read = kept[:, is_longest | (kept[3] >= MIN_GENE_LIKE_CODONS)]
+        codes, stretch = _gather_codons(pieces, read)
+        positions, numbers = encode_kmers(RESIDUE_BY_CODON[codes], stretch)
+        yield owner[block][read[0, stretch[positions]]], numbers
 
 
-def _codons_of(pieces: Windows, stretches: IntArray) -> tuple[Digits, IntArray]:
-    """The concatenated codon codes of these stretches, and the stretch of each codon.
+def _gather_codons(pieces: Windows, stretches: IntArray) -> tuple[Digits, IntArray]:
+    """Return the concatenated codon codes of stretches, and the stretch of each codon.
 
     (4, n), the columns of ``find_stretches`` -> (n_codons,), (n_codons,)
     """
@@ -174,63 +172,64 @@ def _codons_of(pieces: Windows, stretches: IntArray) -> tuple[Digits, IntArray]:
     starts = pieces.starts[piece]
     ends = (pieces.starts + pieces.lengths)[piece]
     on_reverse = len(pieces.digits) - ends
-    place = np.where(strand == 0, starts, on_reverse) + start
+    first_codon = np.where(strand == 0, starts, on_reverse) + start
     stretch = np.repeat(np.arange(len(piece)), n_codons)
-    place = place[stretch] + 3 * (
-        np.arange(len(stretch)) - (np.cumsum(n_codons) - n_codons)[stretch]
-    )
+    codon_number = np.arange(len(stretch)) - (np.cumsum(n_codons) - n_codons)[stretch]
+    codon_start = first_codon[stretch] + 3 * codon_number
     strands = (pieces.digits, opposite_strand(pieces.digits))
-    forward, reverse = (codon_codes(digits)[place.clip(0, len(digits) - 3)] for digits in strands)
+    forward, reverse = (
+        codon_codes(digits)[codon_start.clip(0, len(digits) - 3)] for digits in strands
+    )
     return np.where(strand[stretch] == 0, forward, reverse), stretch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KmersByFold:
-    """The table for nets in use, and for each fold a table without its groups as well."""
+class FoldKmerTables:
+    """The table for inference, and for each fold a table that excludes its groups as well."""
 
     table: KmerClassTable
-    without: Mapping[int, KmerClassTable]
+    held_out: Mapping[int, KmerClassTable]
 
     @classmethod
-    def of(cls, counts: KmerGroupCounts, left_out: Container[int] = ()) -> KmersByFold:
-        """The tables of all folds except those left out."""
+    def from_counts(cls, counts: KmerGroupCounts, left_out: Collection[int] = ()) -> FoldKmerTables:
+        """Make the tables of all folds except those left out."""
         folds = [fold for fold in range(counts.n_folds) if fold not in left_out]
         return cls(
             counts.table(left_out), {fold: counts.table({*left_out, fold}) for fold in folds}
         )
 
-    def features(
+    def compute_features(
         self,
         fragments: Fragments,
         fold_of_record: IntArray,
-        read: Callable[[Digits, KmerClassTable], Features] = fragment_features,
+        featurize: Callable[[Digits, KmerClassTable], Features] = fragment_features,
     ) -> Features:
-        """The features of fragments, computed by ``read`` with the k-mers of other folds.
+        """Compute the features of fragments with ``featurize`` and the k-mers of other folds.
 
         -> (n, n_features)
         """
         folds = fold_of_record[fragments.record]
-        assert np.isin(folds, list(self.without)).all(), "a fragment of a fold that is left out"
-        rows = {fold: np.flatnonzero(folds == fold) for fold in self.without}
+        assert np.isin(folds, list(self.held_out)).all(), "a fragment of a fold that is left out"
+        rows = {fold: np.flatnonzero(folds == fold) for fold in self.held_out}
         blocks = [
-            (some, read(fragments.digits[some], self.without[fold]))
-            for fold, some in rows.items()
-            if len(some)
+            (fold_rows, featurize(fragments.digits[fold_rows], self.held_out[fold]))
+            for fold, fold_rows in rows.items()
+            if len(fold_rows)
         ]
         features = np.empty((len(fragments), blocks[0][1].shape[1]), dtype=np.float32)
-        for some, block in blocks:
-            features[some] = block
+        for fold_rows, block in blocks:
+            features[fold_rows] = block
         return features
 
 
-def kmers_in(residues: Residues, owner: IntArray) -> tuple[IntArray, Numbers]:
-    """The k-mers in concatenated residues, none across two owners: places, numbers."""
+def encode_kmers(residues: Residues, owner: IntArray) -> tuple[IntArray, Numbers]:
+    """Return positions and numbers of the k-mers in concatenated residues of several owners."""
     numbers = residues.astype(np.int64)
     is_kmer = residues < NO_RESIDUE
-    for n in (1, _STEP):  # three residues, then three times three
+    for n in (1, 3):  # three residues, then three times three
         base = NO_RESIDUE**n
         numbers = (numbers[: -2 * n] * base + numbers[n:-n]) * base + numbers[2 * n :]
         is_kmer = is_kmer[: -2 * n] & is_kmer[n:-n] & is_kmer[2 * n :]
     is_kmer &= owner[: len(is_kmer)] == owner[len(owner) - len(is_kmer) :]
-    places = np.flatnonzero(is_kmer)
-    return places, numbers[places]
+    positions = np.flatnonzero(is_kmer)
+    return positions, numbers[positions]

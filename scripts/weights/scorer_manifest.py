@@ -3,11 +3,11 @@
     python scripts/weights/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
 
 A catalogue has a row for each sequence (id, file, label, kind, family, genus, cluster, ...) and
-lies in the folder of its FASTA files. A group is never divided between parts of a split. It holds
-viruses that share a family, a cluster of related genomes, a genus or a genome; bacteria that share
-a family; or other cells that share a genus. Sequences without such a name are grouped by file. Left
-out are sequences that are neither clearly viral nor clearly cellular, and those similar to
-sequences reserved for a test elsewhere.
+is in the folder of its FASTA files. A group is never divided between parts of a split. It consists
+of viruses that share a family, a cluster of related genomes, a genus or a genome, of bacteria that
+share a family, or of other cells that share a genus. Sequences without such a name are grouped by
+file. Sequences that are neither clearly viral nor clearly cellular are left out, as are those
+similar to sequences reserved for a test elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-NAMELESS = ("", "?", "Unknown")
+MISSING_NAMES = ("", "?", "Unknown")
 COLUMNS = ("path", "id", "label", "group", "weight", "kingdom")
 LABELS = {"viral": "virus", "cellular": "other"}
 KINGDOMS = {
@@ -59,43 +59,43 @@ SAME_GENUS = {
     "BRAKER example": "Arabidopsis",
 }
 # kinds with few sequences, most easily mistaken for viruses: they count more
-DOUBLE = ("archaea", "plasmids")
+DOUBLE_WEIGHT_KINGDOMS = ("archaea", "plasmids")
 
 Row = dict[str, str]
 
 
-class Groups:
-    """Sets of names that belong together, directly or through others (union-find)."""
+class UnionFind:
+    """Disjoint sets of names."""
 
     def __init__(self) -> None:
         self._parents: dict[str, str] = {}
 
-    def root(self, name: str) -> str:
+    def find(self, name: str) -> str:
         parent = self._parents.setdefault(name, name)
         if parent != name:
-            parent = self._parents[name] = self.root(parent)
+            parent = self._parents[name] = self.find(parent)
         return parent
 
-    def join(self, names: list[str]) -> None:
-        """Join the sets of these names. The root is the first name in order, families first."""
-        roots = {self.root(name) for name in names}
-        first, *others = sorted(roots, key=lambda name: ("family" not in name, name))
-        for other in others:
-            self._parents[other] = first
+    def union(self, names: list[str]) -> None:
+        """Merge the sets of these names. The root is the first name in order, families first."""
+        roots = {self.find(name) for name in names}
+        new_root, *other_roots = sorted(roots, key=lambda name: ("family" not in name, name))
+        for other in other_roots:
+            self._parents[other] = new_root
 
 
-def names_of(row: Row) -> list[str]:
-    """The names by which a sequence is grouped with others; at least one."""
-    names = {name: value for name, value in row.items() if value not in NAMELESS}
+def grouping_keys(row: Row) -> list[str]:
+    """Return the keys by which a sequence is grouped with others, at least one."""
+    names = {name: value for name, value in row.items() if value not in MISSING_NAMES}
     genus = names.get("genus")
     if row["label"] == "viral":
-        ties = ("family", "cluster", "genome_group", "genus")
-        found = [f"{tie} {names[tie]}" for tie in ties if tie in names]
+        ranks = ("family", "cluster", "genome_group", "genus")
+        keys = [f"{rank} {names[rank]}" for rank in ranks if rank in names]
     else:
-        found = [f"genus {SAME_GENUS.get(genus, genus)}"] if genus else []
+        keys = [f"genus {SAME_GENUS.get(genus, genus)}"] if genus else []
         if row["kind"] == "bacteria" and "family" in names:
-            found.append(f"family {names['family']}")
-    return found or [f"file {row['source_path']}"]
+            keys.append(f"family {names['family']}")
+    return keys or [f"file {row['source_path']}"]
 
 
 def kingdom_of(row: Row) -> str:
@@ -113,17 +113,17 @@ def read_rows(catalogues: list[Path]) -> Iterator[tuple[Path, Row]]:
 
 def main(catalogues: list[Path]) -> None:
     rows = list(read_rows(catalogues))
-    groups = Groups()
+    groups = UnionFind()
     for _, row in rows:
-        groups.join(names_of(row))
+        groups.union(grouping_keys(row))
     members: dict[str, list[tuple[Path, Row]]] = defaultdict(list)
     for path, row in rows:
-        members[groups.root(names_of(row)[0])].append((path, row))
+        members[groups.find(grouping_keys(row)[0])].append((path, row))
     sys.stdout.write("\t".join(COLUMNS) + "\n")
     for group, sequences in sorted(members.items()):
         for path, row in sequences:
             kingdom = kingdom_of(row)
-            weight = 2.0 if kingdom in DOUBLE else 1.0
+            weight = 2.0 if kingdom in DOUBLE_WEIGHT_KINGDOMS else 1.0
             cells = (path, row["id"], LABELS[row["label"]], group, weight, kingdom)
             sys.stdout.write("\t".join(map(str, cells)) + "\n")
 

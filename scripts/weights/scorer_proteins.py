@@ -26,12 +26,12 @@ from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.training.labelled_data import Labelled, read_data_manifest, read_records
 
-PREDICTED = (
+GENE_FINDER_KINGDOMS = (
     *("phages", "archaeal viruses", "dsDNA viruses of eukaryotes"),
     *("bacteria", "plasmids", "bins", "archaea"),
 )
 # residues of the shortest open frame that counts as a protein
-SHORTEST = {
+MIN_FRAME_RESIDUES = {
     "transcripts": 100,
     "RNA+ viruses": 100,
     "RNA- viruses": 100,
@@ -44,9 +44,9 @@ SHORTEST = {
     "animals": 200,
     "plants": 200,
 }
-SHORTEST_GENE = 40  # residues
-MAX_COVERED_SHARE = 0.3  # share of a frame that longer ones may cover
-MAX_BASES = 1_000_000
+MIN_GENE_RESIDUES = 40
+MAX_COVERED_SHARE = 0.3  # of a frame that longer ones may cover
+MAX_GROUP_BASES = 1_000_000
 FEW_GROUPS = ("archaea", "bins", "protists", "fungi", "animals", "plants", "plasmids")
 COLUMNS = ("group", "kingdom", "label", "record", "protein")
 
@@ -54,48 +54,48 @@ _KNOWN = dict(zip(STANDARD.codons, STANDARD.letters, strict=True))
 _RESIDUE_OF = {codon: _KNOWN.get(codon, "X") for codon in map("".join, product("ACGTN", repeat=3))}
 
 
-def chosen(pairs: Iterator[Labelled]) -> Iterator[Labelled]:
+def select_records(pairs: Iterator[Labelled]) -> Iterator[Labelled]:
     """Yield the records of each group, in the order of a hash, until there are enough bases."""
     groups: dict[str, list[Labelled]] = defaultdict(list)
     for labelled, record in pairs:
-        if labelled.kingdom in PREDICTED or labelled.kingdom in SHORTEST:
+        if labelled.kingdom in GENE_FINDER_KINGDOMS or labelled.kingdom in MIN_FRAME_RESIDUES:
             groups[labelled.group].append((labelled, record))
     for _, members in sorted(groups.items()):
         n_bases: dict[str, int] = defaultdict(int)
-        for labelled, record in sorted(members, key=lambda pair: _rank(pair[0].id)):
-            most = 2 * MAX_BASES if labelled.kingdom in FEW_GROUPS else MAX_BASES
-            if n_bases[labelled.kingdom] < most:
+        for labelled, record in sorted(members, key=lambda pair: _hash_rank(pair[0].id)):
+            max_bases = 2 * MAX_GROUP_BASES if labelled.kingdom in FEW_GROUPS else MAX_GROUP_BASES
+            if n_bases[labelled.kingdom] < max_bases:
                 n_bases[labelled.kingdom] += len(record.sequence)
                 yield labelled, record
 
 
-def _rank(name: str) -> bytes:
+def _hash_rank(name: str) -> bytes:
     return hashlib.blake2b(name.encode()).digest()
 
 
-def proteins_of(kingdom: str, sequence: str, finder: pyrodigal.GeneFinder) -> Iterator[str]:
+def find_proteins(kingdom: str, sequence: str, finder: pyrodigal.GeneFinder) -> Iterator[str]:
     """Yield the proteins of a sequence, without a final stop."""
-    if kingdom in PREDICTED:
+    if kingdom in GENE_FINDER_KINGDOMS:
         for gene in finder.find_genes(sequence.encode()):
             protein = gene.translate().rstrip("*")
-            if len(protein) >= SHORTEST_GENE and "*" not in protein:
+            if len(protein) >= MIN_GENE_RESIDUES and "*" not in protein:
                 yield protein
     else:
-        proteins = apart(sequence, SHORTEST[kingdom])
+        proteins = nonoverlapping_frames(sequence, MIN_FRAME_RESIDUES[kingdom])
         yield from proteins[:1] if kingdom == "transcripts" else proteins
 
 
-def apart(sequence: str, shortest: int) -> list[str]:
-    """The open frames of both strands that longer ones hardly cover, the longest first."""
-    covered = bytearray(len(sequence))
-    found = []
+def nonoverlapping_frames(sequence: str, shortest: int) -> list[str]:
+    """Return the open frames of both strands that longer ones hardly cover, longest first."""
+    is_covered = bytearray(len(sequence))
+    proteins = []
     for start, end, protein in sorted(
         open_frames(sequence, shortest), key=lambda frame: (-len(frame[2]), frame)
     ):
-        if sum(covered[start:end]) <= MAX_COVERED_SHARE * (end - start):
-            covered[start:end] = b"\x01" * (end - start)
-            found.append(protein)
-    return found
+        if sum(is_covered[start:end]) <= MAX_COVERED_SHARE * (end - start):
+            is_covered[start:end] = b"\x01" * (end - start)
+            proteins.append(protein)
+    return proteins
 
 
 def open_frames(sequence: str, shortest: int) -> Iterator[tuple[int, int, str]]:
@@ -126,8 +126,8 @@ def main(manifest: Path) -> None:
     table = csv.writer(sys.stdout, delimiter="\t", lineterminator="\n")
     table.writerow(COLUMNS)
     finder = pyrodigal.GeneFinder(meta=True)
-    for labelled, record in chosen(read_records(read_data_manifest(manifest))):
-        for protein in proteins_of(labelled.kingdom, record.sequence, finder):
+    for labelled, record in select_records(read_records(read_data_manifest(manifest))):
+        for protein in find_proteins(labelled.kingdom, record.sequence, finder):
             row = (labelled.group, labelled.kingdom, labelled.label, labelled.id, protein)
             table.writerow(row)
 

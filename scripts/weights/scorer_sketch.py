@@ -2,7 +2,7 @@
 
     python scripts/weights/scorer_sketch.py manifest.tsv genes.tsv trained.safetensors
 
-The manifests are those of ``train_embedded_scorer.py``. The package's scorer must have the digest
+The manifests are those of ``train_embedded_scorer.py``. The built-in scorer must have the digest
 of each of their records.
 """
 
@@ -24,13 +24,13 @@ def main(manifest: Path, genes: Path, out: Path) -> None:
     scorer = Scorer.load_builtin()
     trained = frozenset(scorer.trained_records.tolist())
     sketches = []
-    both = (read_records(read_data_manifest(path)) for path in (manifest, genes))
-    for labelled, record in chain.from_iterable(both):
+    manifests = (read_records(read_data_manifest(path)) for path in (manifest, genes))
+    for labelled, record in chain.from_iterable(manifests):
         if labelled.digest not in trained:
             raise InputError(f"{labelled.id}: the scorer was not trained on this record")
         sketches.append(Sketch.from_sequences(record.sequence))
-    facts = {"scorer_sha256": scorer.sha256}
-    save_file({"trained_kmers": Sketch.merge(sketches).pack()}, out, facts)
+    metadata = {"scorer_sha256": scorer.sha256}
+    save_file({"trained_kmers": Sketch.merge(sketches).pack()}, out, metadata)
 
 
 if __name__ == "__main__":

@@ -17,21 +17,21 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 SEED = 1
-# share of the groups, and the least groups of a kingdom that gives the part any
+# share of the groups of a kingdom, and the fewest groups from which a part is taken
 PARTS = {"validation": (0.15, 2), "test": (0.13, 3), "locked": (0.12, 5)}
 
 
-def rank(group: str) -> str:
+def hash_rank(group: str) -> str:
     return hashlib.blake2b(f"{SEED}\t{group}".encode()).hexdigest()
 
 
-def part_of_new(group: str) -> str:
-    """The part of a group that the earlier split does not have."""
-    place = int(rank(group), 16) / 16 ** len(rank(group))
+def assign_part(group: str) -> str:
+    """Assign a part to a group that is not in the earlier split."""
+    position = int(hash_rank(group), 16) / 16 ** len(hash_rank(group))
     for part, (share, _) in PARTS.items():
-        if place < share:
+        if position < share:
             return part
-        place -= share
+        position -= share
     return "train"
 
 
@@ -42,12 +42,12 @@ def read_parts(split: Path) -> dict[str, str]:
 
 
 def split_kingdom(names: list[str]) -> dict[str, str]:
-    """The part of each group of a kingdom, without an earlier split."""
+    """Assign a part to each group of a kingdom, without an earlier split."""
     parts: list[str] = []
-    for part, (share, least) in PARTS.items():
-        parts += [part] * (max(1, round(share * len(names))) if len(names) >= least else 0)
+    for part, (share, min_groups) in PARTS.items():
+        parts += [part] * (max(1, round(share * len(names))) if len(names) >= min_groups else 0)
     parts += ["train"] * (len(names) - len(parts))
-    return dict(zip(sorted(names, key=rank), parts, strict=True))
+    return dict(zip(sorted(names, key=hash_rank), parts, strict=True))
 
 
 def main(manifest: Path, earlier: dict[str, str]) -> None:
@@ -61,7 +61,7 @@ def main(manifest: Path, earlier: dict[str, str]) -> None:
     sys.stdout.write("group\tkingdom\tpart\n")
     for kingdom, names in sorted(groups.items()):
         if earlier:
-            part_of = {name: earlier.get(name) or part_of_new(name) for name in names}
+            part_of = {name: earlier.get(name) or assign_part(name) for name in names}
         else:
             part_of = split_kingdom(names)
         for group, part in sorted(part_of.items()):

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes the model that comes with VirNucPro, virnucpro/embedded/: about 1.5 hours on two CPU cores.
+# Trains the built-in model, virnucpro/embedded/: about 1.5 hours on two CPU cores.
 #
 #   scripts/weights/train_embedded_model.sh CATALOGUE.tsv.gz WORK
 #
-# CATALOGUE lists labelled sequences and lies beside their FASTA files (see embedded_manifest.py); which
-# of its groups are for training, validation and test stands in embedded_split.tsv. A run that was stopped
-# goes on where it was. docs/MODEL_CARD.md says what came out.
+# CATALOGUE lists labelled sequences and is in the folder of their FASTA files (see embedded_manifest.py).
+# embedded_split.tsv assigns its groups to training, validation and test. An interrupted run is resumed.
+# docs/MODEL_CARD.md has the results.
 #
-# Another encoder by the same commands, on a GPU for example, and with short frames among those that it learns from:
+# To train another encoder, for example on a GPU and with short frames in its training set:
 #
 #   DEVICE=cuda LAYERS=6 DIM=256 HEADS=8 EPOCHS=20 CHUNKS="500 300 150" scripts/weights/train_embedded_model.sh CATALOGUE.tsv.gz WORK
 set -euo pipefail

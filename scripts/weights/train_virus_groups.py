@@ -1,9 +1,9 @@
-"""Train and measure the network for groups of viruses, virnucpro/embedded/virus_groups.safetensors.
+"""Train and evaluate the network for virus groups, virnucpro/embedded/virus_groups.safetensors.
 
     python scripts/weights/train_virus_groups.py OUT.safetensors CATALOGUE.tsv.gz ... > kinds.tsv
 
 Catalogues are those of ``scorer_manifest.py``. The network is fitted to all groups. Its slopes and
-figures come from folds over these groups. Seeds are fixed: on the same machine, the same data makes
+metrics come from cross-validation. Seeds are fixed: on the same machine, the same data makes
 the same file.
 """
 
@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from feature_extraction import fragment_features
 from numpy.typing import NDArray
-from reading import fragment_features
 from safetensors.numpy import save_file
-from scorer_manifest import NAMELESS, Groups, Row, kingdom_of, names_of, read_rows
+from scorer_manifest import MISSING_NAMES, Row, UnionFind, grouping_keys, kingdom_of, read_rows
 
 from virnucpro.core.numeric import FloatArray, IntArray
 from virnucpro.sequences.fasta import read_fasta
@@ -40,7 +40,7 @@ from virnucpro.viral.taxonomy import (
 from virnucpro.viral.windows import opposite_strand
 
 N_FOLDS = 5
-# k-mers from the named taxon, and how often its kind is right with so many or more: from
+# k-mers from the named taxon, and the precision of its kind with so many or more: from
 # ``measure_lineages.py``, on genera left out
 CERTAINTIES = ((3, 0.997),)
 KIND_OF_KINGDOM = {
@@ -53,7 +53,7 @@ KIND_OF_KINGDOM = {
     "dsDNA viruses of eukaryotes": "dsDNA",
     "reverse-transcribing viruses": "reverse-transcribing",
 }
-# catalogues lack the kind of these families, or have another kind than ICTV
+# families with a kind that catalogues lack, or that differs from ICTV
 KIND_OF_FAMILY = {
     "Phenuiviridae": "RNA-",
     "Tulasviridae": "RNA-",
@@ -68,12 +68,12 @@ KIND_OF_FAMILY = {
 ACCESSION = re.compile(
     r"(?<![A-Z])([A-Z]{2}_\d{6,9}|[A-Z]{1,2}\d{5,8}|[A-Z]{4}\d{8}|[A-Z]{6}\d{9})(\.\d+)?"
 )
-VAGUE = ("euk_RNA", "euk_DNA", "euk_unknown")  # kinds in catalogues
-SHARES = (0.30, 0.08, 0.20, 0.12, 0.10, 0.08, 0.08, 0.05)  # of fragments, by kind
+AMBIGUOUS_KINDS = ("euk_RNA", "euk_DNA", "euk_unknown")  # kinds in catalogues
+KIND_SHARES = (0.30, 0.08, 0.20, 0.12, 0.10, 0.08, 0.08, 0.05)  # of fragments, by kind
 N_FRAGMENTS = {500: 25_000, 1_000: 25_000, 3_000: 15_000, 10_000: 7_500}
 N_HIDDEN = 64
 N_EPOCHS = 4
-N_BATCH = 256
+BATCH_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,50 +89,50 @@ class Viruses:
 
     @property
     def lengths(self) -> IntArray:
-        return np.array([len(one) for one in self.digits])
+        return np.array([len(digits) for digits in self.digits])
 
 
 def read_viruses(catalogues: list[Path]) -> Viruses:
     rows = {row["id"]: (path, row) for path, row in read_rows(catalogues)}
     viral = {name: row for name, (_, row) in rows.items() if row["label"] == "viral"}
-    groups = Groups()
+    groups = UnionFind()
     for row in viral.values():
-        groups.join(names_of(row))
+        groups.union(grouping_keys(row))
     digits = []
-    kept = []
+    kept_rows = []
     for path in dict.fromkeys(path for path, row in rows.values() if row["label"] == "viral"):
         for record in read_fasta(path):
             if record.id in viral:
                 digits.append(encode(record.sequence))
-                kept.append(viral[record.id])
-    family = ["" if row["family"] in NAMELESS else row["family"] for row in kept]
-    genus = [row["cluster"] if row["genus"] in NAMELESS else row["genus"] for row in kept]
+                kept_rows.append(viral[record.id])
+    family = ["" if row["family"] in MISSING_NAMES else row["family"] for row in kept_rows]
+    genus = [row["cluster"] if row["genus"] in MISSING_NAMES else row["genus"] for row in kept_rows]
     return Viruses(
         digits,
-        kept,
+        kept_rows,
         np.array(family),
-        np.array([f"{of}/{name}" for of, name in zip(family, genus, strict=True)]),
-        np.array([groups.root(names_of(row)[0]) for row in kept]),
-        np.array([kind_index(row) for row in kept]),
+        np.array([f"{parent}/{name}" for parent, name in zip(family, genus, strict=True)]),
+        np.array([groups.find(grouping_keys(row)[0]) for row in kept_rows]),
+        np.array([kind_index(row) for row in kept_rows]),
     )
 
 
 def kind_index(row: Row) -> int:
-    """The kind of a virus: its index in KINDS, or -1 if the catalogue does not say."""
+    """Return the kind of a virus as its index in KINDS, or -1 if unknown."""
     if row["family"] in KIND_OF_FAMILY:
         return KINDS.index(KIND_OF_FAMILY[row["family"]])
-    return -1 if row["kind"] in VAGUE else KINDS.index(KIND_OF_KINGDOM[kingdom_of(row)])
+    return -1 if row["kind"] in AMBIGUOUS_KINDS else KINDS.index(KIND_OF_KINGDOM[kingdom_of(row)])
 
 
 # Families and clusters
 
 
-def families_of(viruses: Viruses) -> tuple[str, ...]:
-    """The names of families by owner; the first is empty."""
+def family_names(viruses: Viruses) -> tuple[str, ...]:
+    """Return the names of families by owner. The first is empty."""
     return ("", *sorted(set(viruses.family.tolist()) - {""}))
 
 
-def names_of_clusters(viruses: Viruses) -> NDArray[np.str_]:
+def cluster_names(viruses: Viruses) -> NDArray[np.str_]:
     """The name of the cluster of each virus; empty if all of its viruses have a family. (n,)
 
     It is also empty if the cluster has neither a genus nor an accession.
@@ -146,7 +146,7 @@ def names_of_clusters(viruses: Viruses) -> NDArray[np.str_]:
 
 
 def _name_of_cluster(rows: Sequence[Row]) -> str:
-    genera = Counter(row["genus"] for row in rows if row["genus"] not in NAMELESS)
+    genera = Counter(row["genus"] for row in rows if row["genus"] not in MISSING_NAMES)
     if genera:
         return min(genera, key=lambda genus: (-genera[genus], genus))
     longest_first = sorted(rows, key=lambda row: (-int(row["length"]), row["id"]))
@@ -154,27 +154,27 @@ def _name_of_cluster(rows: Sequence[Row]) -> str:
     return next((match[0] for match in accessions if match), "")
 
 
-def classes_of(viruses: Viruses) -> tuple[IntArray, tuple[str, ...]]:
+def assign_owners(viruses: Viruses) -> tuple[IntArray, tuple[str, ...]]:
     """The owner of the k-mers of each virus, and the names of the clusters. (n,)"""
-    families = families_of(viruses)
-    clusters = names_of_clusters(viruses)
+    families = family_names(viruses)
+    clusters = cluster_names(viruses)
     is_of_cluster = (viruses.family == "") & (clusters != "")
     names = np.unique(clusters[is_of_cluster])
-    places = len(families) + np.searchsorted(names, clusters)
-    owner = np.where(is_of_cluster, places, np.searchsorted(families, viruses.family))
+    indices = len(families) + np.searchsorted(names, clusters)
+    owner = np.where(is_of_cluster, indices, np.searchsorted(families, viruses.family))
     return owner, tuple(names.tolist())
 
 
 # Kinds
 
 
-def _shown(figures: Sequence[float | str]) -> Iterator[str]:
-    return (f"{figure:.3f}" if isinstance(figure, float) else str(figure) for figure in figures)
+def _format(values: Sequence[float]) -> Iterator[str]:
+    return (f"{value:.3f}" for value in values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lessons:
-    """Fragments as the net reads them, in parallel rows."""
+class TrainingSet:
+    """Features of fragments, in parallel rows."""
 
     features: NDArray[np.float32]  # (n, n_features)
     kind: IntArray
@@ -182,18 +182,18 @@ class Lessons:
     n_bases: IntArray
 
 
-def draw_lessons(viruses: Viruses) -> Lessons:
-    """Draw fragments of all lengths: kinds by share, groups by a low power of their bases."""
+def sample_training_set(viruses: Viruses) -> TrainingSet:
+    """Sample fragments of all lengths: kinds by share, groups by a low power of their bases."""
     blocks = []
     for n_bases, n in N_FRAGMENTS.items():
         rng = np.random.default_rng(n_bases)
-        members, weights = _members(viruses, n_bases)
-        drawn = rng.choice(len(members), n, p=weights / weights.sum())
-        virus = np.array([rng.choice(members[place]) for place in drawn])
+        members, weights = _group_members(viruses, n_bases)
+        sampled = rng.choice(len(members), n, p=weights / weights.sum())
+        virus = np.array([rng.choice(members[index]) for index in sampled])
         digits = np.empty((n, n_bases), dtype=np.uint8)
-        for row, one in enumerate(virus):
-            start = rng.integers(len(viruses.digits[one]) - n_bases, endpoint=True)
-            digits[row] = viruses.digits[one][start : start + n_bases]
+        for row, number in enumerate(virus):
+            start = rng.integers(len(viruses.digits[number]) - n_bases, endpoint=True)
+            digits[row] = viruses.digits[number][start : start + n_bases]
         is_reverse = rng.random(n) < 0.5
         digits[is_reverse] = opposite_strand(digits[is_reverse])
         size = min(n_bases, GROUP_PIECE_BASES)
@@ -201,11 +201,11 @@ def draw_lessons(viruses: Viruses) -> Lessons:
         mean = features.reshape(n, n_bases // size, -1).mean(axis=1, dtype=np.float64)
         blocks.append((mean.astype(np.float32), viruses.kind[virus], virus, np.full(n, n_bases)))
     columns = (np.concatenate(column) for column in zip(*blocks, strict=True))
-    return Lessons(*columns)
+    return TrainingSet(*columns)
 
 
-def _members(viruses: Viruses, n_bases: int) -> tuple[list[list[int]], FloatArray]:
-    """The viruses that are long enough, by kind and group, and the weight of each group."""
+def _group_members(viruses: Viruses, n_bases: int) -> tuple[list[list[int]], FloatArray]:
+    """Return the viruses that are long enough, by kind and group, and group weights."""
     groups: dict[tuple[int, str], list[int]] = defaultdict(list)
     for virus, kind in enumerate(viruses.kind.tolist()):
         if kind >= 0 and len(viruses.digits[virus]) >= n_bases:
@@ -214,31 +214,31 @@ def _members(viruses: Viruses, n_bases: int) -> tuple[list[list[int]], FloatArra
     bases = np.array([sum(len(viruses.digits[i]) for i in groups[name]) for name in names])
     weights = bases**0.25
     kinds = np.array([kind for kind, _ in names])
-    for kind, share in enumerate(SHARES):
+    for kind, share in enumerate(KIND_SHARES):
         weights[kinds == kind] *= share / max(1e-9, weights[kinds == kind].sum())
     return [groups[name] for name in names], weights
 
 
-def fold_of_groups(viruses: Viruses) -> IntArray:
-    """The fold of each virus. The groups of a kind are spread evenly over the folds."""
+def assign_folds(viruses: Viruses) -> IntArray:
+    """Return the fold of each virus. Folds are stratified by kind."""
     fold: dict[str, int] = {}
     for kind in range(len(KINDS)):
         names = sorted(set(viruses.group[viruses.kind == kind].tolist()) - fold.keys())
         names.sort(key=lambda name: hashlib.blake2b(name.encode()).digest())
-        fold |= {name: place % N_FOLDS for place, name in enumerate(names)}
+        fold |= {name: index % N_FOLDS for index, name in enumerate(names)}
     return np.array([fold.get(name, -1) for name in viruses.group.tolist()])
 
 
-def fit_net(lessons: Lessons, rows: IntArray, seed: int) -> GroupNetwork:
-    """Fit a net to some of the lessons, without slopes."""
+def fit_network(training_set: TrainingSet, rows: IntArray, seed: int) -> GroupNetwork:
+    """Fit a network to some rows, without slopes."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    features = lessons.features[rows]
+    features = training_set.features[rows]
     mean = features.mean(axis=0)
     deviation = features.std(axis=0) + np.float32(1e-6)
     features = ((features - mean) / deviation).clip(-CLIP, CLIP)
     inputs = torch.from_numpy(features)
-    kinds = torch.from_numpy(lessons.kind[rows])
+    kinds = torch.from_numpy(training_set.kind[rows])
     net = torch.nn.Sequential(
         torch.nn.Dropout(0.3),
         torch.nn.Linear(features.shape[1], N_HIDDEN),
@@ -246,44 +246,46 @@ def fit_net(lessons: Lessons, rows: IntArray, seed: int) -> GroupNetwork:
         torch.nn.Dropout(0.3),
         torch.nn.Linear(N_HIDDEN, len(KINDS)),
     )
-    n_steps = N_EPOCHS * (len(rows) // N_BATCH)
+    n_steps = N_EPOCHS * (len(rows) // BATCH_SIZE)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3, weight_decay=0.02)
-    pace = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, n_steps, pct_start=0.15)
-    loss_of = torch.nn.CrossEntropyLoss(label_smoothing=0.03)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, n_steps, pct_start=0.15)
+    loss = torch.nn.CrossEntropyLoss(label_smoothing=0.03)
     for _ in range(N_EPOCHS):
         order = torch.from_numpy(rng.permutation(len(rows)))
-        for first in range(0, len(rows) - N_BATCH + 1, N_BATCH):
-            batch = order[first : first + N_BATCH]
+        for first in range(0, len(rows) - BATCH_SIZE + 1, BATCH_SIZE):
+            batch = order[first : first + BATCH_SIZE]
             optimizer.zero_grad()
-            loss_of(net(inputs[batch]), kinds[batch]).backward()
+            loss(net(inputs[batch]), kinds[batch]).backward()
             optimizer.step()
-            pace.step()
+            schedule.step()
     weight, bias, last_weight, last_bias = (value.detach().numpy() for value in net.parameters())
     return GroupNetwork(mean, deviation, (weight, bias), (last_weight, last_bias), ((1, 1.0),))
 
 
-def held_out_logits(lessons: Lessons, fold: IntArray) -> FloatArray:
-    """The logits of each fragment by a net that has not seen its group. (n, n_kinds)"""
-    logits = np.empty((len(lessons.kind), len(KINDS)))
+def held_out_logits(training_set: TrainingSet, fold: IntArray) -> FloatArray:
+    """Cross-validate: return the logits of held-out fragments. (n, n_kinds)"""
+    logits = np.empty((len(training_set.kind), len(KINDS)))
     for number in range(N_FOLDS):
-        net = fit_net(lessons, np.flatnonzero(fold != number), number)
+        net = fit_network(training_set, np.flatnonzero(fold != number), number)
         rows = np.flatnonzero(fold == number)
-        logits[rows] = net.logits(lessons.features[rows].astype(np.float64))
+        logits[rows] = net.logits(training_set.features[rows].astype(np.float64))
     return logits
 
 
-def fit_slopes(lessons: Lessons, logits: FloatArray) -> list[tuple[int, float]]:
-    """Fit the slope at each length that makes the kinds of held-out fragments most probable.
+def fit_slopes(training_set: TrainingSet, logits: FloatArray) -> list[tuple[int, float]]:
+    """Fit the slope at each length to held-out fragments, by maximum likelihood.
 
     This is temperature scaling (Guo et al. 2017, arXiv:1706.04599).
     """
     slopes = []
     for n_bases in N_FRAGMENTS:
-        some = lessons.n_bases == n_bases
-        kinds = lessons.kind[some]
+        is_length = training_set.n_bases == n_bases
+        kinds = training_set.kind[is_length]
 
-        def loss(slope: float, at: FloatArray = logits[some], kinds: IntArray = kinds) -> float:
-            scaled = slope * at
+        def loss(
+            slope: float, unscaled: FloatArray = logits[is_length], kinds: IntArray = kinds
+        ) -> float:
+            scaled = slope * unscaled
             total = np.logaddexp.reduce(scaled, axis=1)
             return float((total - scaled[np.arange(len(kinds)), kinds]).mean())
 
@@ -292,50 +294,52 @@ def fit_slopes(lessons: Lessons, logits: FloatArray) -> list[tuple[int, float]]:
     return slopes
 
 
-def measure_kinds(
-    lessons: Lessons, logits: FloatArray, slopes: Sequence[tuple[int, float]]
+def print_confusion(
+    training_set: TrainingSet, logits: FloatArray, slopes: Sequence[tuple[int, float]]
 ) -> None:
-    """Write the confusion matrix of held-out fragments by length, and the net's reliability."""
-    print("bases", "kind", "n", *KINDS, "right of those told so", sep="\t")
+    """Write the confusion matrix of held-out fragments by length, and a reliability diagram."""
+    print("bases", "kind", "n", *KINDS, "precision", sep="\t")
     for n_bases, slope in slopes:
-        some = lessons.n_bases == n_bases
-        chances = np.exp(slope * (logits[some] - logits[some].max(axis=1, keepdims=True)))
-        chances /= chances.sum(axis=1, keepdims=True)
-        told = chances.argmax(axis=1)
-        kinds = lessons.kind[some]
+        is_length = training_set.n_bases == n_bases
+        probabilities = np.exp(
+            slope * (logits[is_length] - logits[is_length].max(axis=1, keepdims=True))
+        )
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        predicted = probabilities.argmax(axis=1)
+        kinds = training_set.kind[is_length]
         for kind, name in enumerate(KINDS):
-            inside = kinds == kind
-            if inside.any():
-                shares = np.bincount(told[inside], minlength=len(KINDS)) / inside.sum()
-                right = float((kinds == kind)[told == kind].mean())
-                print(n_bases, name, inside.sum(), *_shown([*shares, right]), sep="\t")
-        is_right = told == kinds
-        sure = chances.max(axis=1)
-        print(n_bases, "all", len(kinds), *_shown([float(is_right.mean())]), sep="\t")
+            is_kind = kinds == kind
+            if is_kind.any():
+                shares = np.bincount(predicted[is_kind], minlength=len(KINDS)) / is_kind.sum()
+                precision = float((kinds == kind)[predicted == kind].mean())
+                print(n_bases, name, is_kind.sum(), *_format([*shares, precision]), sep="\t")
+        is_correct = predicted == kinds
+        confidence = probabilities.max(axis=1)
+        print(n_bases, "all", len(kinds), *_format([float(is_correct.mean())]), sep="\t")
         for low in np.arange(0.1, 1.0, 0.1):
-            inside = (sure >= low) & (sure < low + 0.1)
-            if inside.sum() > 50:
-                figures = (float(sure[inside].mean()), float(is_right[inside].mean()))
-                print(n_bases, "sure", inside.sum(), *_shown(figures), sep="\t")
+            in_bin = (confidence >= low) & (confidence < low + 0.1)
+            if in_bin.sum() > 50:
+                reliability = (float(confidence[in_bin].mean()), float(is_correct[in_bin].mean()))
+                print(n_bases, "confidence", in_bin.sum(), *_format(reliability), sep="\t")
 
 
 def main(out: Path, catalogues: list[Path]) -> None:
     torch.set_num_threads(1)
     viruses = read_viruses(catalogues)
-    lessons = draw_lessons(viruses)
-    logits = held_out_logits(lessons, fold_of_groups(viruses)[lessons.virus])
-    slopes = fit_slopes(lessons, logits)
-    measure_kinds(lessons, logits, slopes)
-    net = fit_net(lessons, np.arange(len(lessons.kind)), N_FOLDS)
+    training_set = sample_training_set(viruses)
+    logits = held_out_logits(training_set, assign_folds(viruses)[training_set.virus])
+    slopes = fit_slopes(training_set, logits)
+    print_confusion(training_set, logits, slopes)
+    net = fit_network(training_set, np.arange(len(training_set.kind)), N_FOLDS)
     network = GroupNetwork(net.mean, net.deviation, net.hidden, net.output, tuple(slopes))
-    tensors, facts = predictor_tensors(GroupPredictor(network, CERTAINTIES))
-    save_file(tensors, out, facts)
+    tensors, metadata = predictor_tensors(GroupPredictor(network, CERTAINTIES))
+    save_file(tensors, out, metadata)
 
 
 def predictor_tensors(
     predictor: GroupPredictor,
 ) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
-    """The tensors and the metadata of a file that ``load_groups`` reads."""
+    """Return the tensors and the metadata of a file that ``load_groups`` reads."""
     network = predictor.network
     tensors: dict[str, NDArray[np.generic]] = {
         "kind.mean": network.mean,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from build_lineages import Genome, GenomeLength, genome_lengths, sizes_of, usual_length
+from build_lineages import Genome, GenomeLength, genome_lengths, genome_sizes, typical_length
 from ictv_taxa import Isolate
 from run_helpers import rows
 from scorer_run_helpers import predict, write
@@ -51,20 +51,20 @@ def isolate(lineage: tuple[str, ...], n_accessions: int = 1) -> Isolate:
 
 
 def test_usual_length_ignores_parts():
-    assert usual_length([1_000] * 8 + [490, 100]) == 1_000
-    assert usual_length([1_000] * 7 + [490, 100]) == 0  # more than a fifth
-    assert usual_length([880, 1_000, 1_000, 1_000, 1_120]) == 1_000
-    assert usual_length([700, 800, 1_000, 1_200, 1_300]) == 0
+    assert typical_length([1_000] * 8 + [490, 100]) == 1_000
+    assert typical_length([1_000] * 7 + [490, 100]) == 0  # more than a fifth
+    assert typical_length([880, 1_000, 1_000, 1_000, 1_120]) == 1_000
+    assert typical_length([700, 800, 1_000, 1_200, 1_300]) == 0
 
 
 def test_few_species_count_by_genome():
     genomes = [Genome(ALPHA, species, 1_000 + species) for species in (1, 2, 3, 4)]
     repeated = [*genomes, Genome(ALPHA, 1, 900), Genome(ALPHA, 1, 1_500)]
-    assert sizes_of(repeated, is_genus=True) == [1_500, 1_002, 1_003, 1_004]
-    assert sizes_of(genomes[:3], is_genus=True) == [1_001, 1_002, 1_003]
-    assert sizes_of(genomes[:3], is_genus=False) == []
-    assert sizes_of(genomes[:1], is_genus=True) == []
-    assert sizes_of([Genome(ALPHA, 1, 900, says_complete=True)], is_genus=True) == [900]
+    assert genome_sizes(repeated, is_genus=True) == [1_500, 1_002, 1_003, 1_004]
+    assert genome_sizes(genomes[:3], is_genus=True) == [1_001, 1_002, 1_003]
+    assert genome_sizes(genomes[:3], is_genus=False) == []
+    assert genome_sizes(genomes[:1], is_genus=True) == []
+    assert genome_sizes([Genome(ALPHA, 1, 900, is_complete=True)], is_genus=True) == [900]
 
 
 def test_genus_may_have_length_of_family():

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
+from feature_extraction import featurize_pieces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from reading import read_pieces
 from region_helpers import USUAL_IN_HOST, genes_dna, phage_dna
 from run_helpers import CONTIGS, rows, write_fasta
 from scorer_reference import CODES, PIECE, table_of
@@ -85,8 +85,8 @@ def mirrored(regions: tuple[Region, ...], n_bases: int) -> list[Region]:
 @example(["GC" * 75, "ACGT" * 50, "A" * 301, "GAC" * 99 + "G"], STANDARD)
 def test_strand_features(texts: list[str], code) -> None:
     words = table_of(texts)
-    forward, _ = read_pieces(Windows.from_sequences(texts), words, code)
-    reverse, _ = read_pieces(
+    forward, _ = featurize_pieces(Windows.from_sequences(texts), words, code)
+    reverse, _ = featurize_pieces(
         Windows.from_sequences(list(map(reverse_complement, texts))), words, code
     )
     np.testing.assert_array_equal(forward, reverse)

@@ -15,7 +15,7 @@ from build_known_index import index_tensors
 from conftest import open_dna, random_dna
 from forkserver_runner import run_script, virnucpro
 from known_kmers import (
-    different_residues,
+    count_distinct_residues,
     invert_hashes,
     organism_of,
     sampling_order,
@@ -266,7 +266,7 @@ def test_window_counts_are_odd():
 def test_inverted_hash_gives_residues():
     kmers = ("ACDEFGHIK", "AAAAAAAAC", "YYYYYYYYY")
     hashes = np.array([hash_of(kmer) for kmer in kmers], dtype=np.uint64)
-    assert different_residues(invert_hashes(hashes)).tolist() == [9, 2, 1]
+    assert count_distinct_residues(invert_hashes(hashes)).tolist() == [9, 2, 1]
 
 
 def test_middle_kmers_come_first_and_overlap_little():

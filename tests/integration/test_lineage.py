@@ -7,10 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_lineages import GenomeLength, rows_of, taxa_of
-from ictv_taxa import NOTHING, Taxa, agreed_part, common_part, find_lineages, read_isolates
+from build_lineages import GenomeLength, list_taxa, taxon_rows
+from ictv_taxa import (
+    UNKNOWN_LINEAGE,
+    Taxa,
+    common_lineage,
+    consensus_lineage,
+    find_lineages,
+    read_isolates,
+)
 from kmer_taxa import CommonTaxa, KmerPairs, TaxonCodes
-from known_kmers import different_residues, invert_hashes
+from known_kmers import count_distinct_residues, invert_hashes
 from run_helpers import rows
 from scorer_run_helpers import predict
 from toy_vmr import REALM, write_vmr
@@ -66,7 +73,7 @@ def virus(**facts: str) -> dict[str, str]:
         ({"family": "Duoviridae"}, (*GAMMA[:-1], "?")),
         ({"organism": "new betavirus"}, BETA),
         ({"organism": "new duovirus"}, (*GAMMA[:-1], "?")),
-        ({"organism": "new virus", "source_id": "AB0000012"}, NOTHING),
+        ({"organism": "new virus", "source_id": "AB0000012"}, UNKNOWN_LINEAGE),
     ],
 )
 def test_virus_is_found_in_ictv_table(taxa, facts, lineage):
@@ -88,21 +95,21 @@ def test_former_taxa_get_valid_names(taxa):
     assert lineages[1] == ALPHA  # as all of its genus
     assert lineages[3] == (*REALM, "Unavirales", "?", "?")
     assert lineages[5] == (*REALM, "?", "?", "?")  # a cluster says no more than the class
-    assert lineages[6:] == [NOTHING, NOTHING]
+    assert lineages[6:] == [UNKNOWN_LINEAGE, UNKNOWN_LINEAGE]
     assert find_lineages(table, [1, 2, 3, 4, 5, 6, 1, 8], taxa)[6] == ALPHA  # of this species
 
 
 def test_common_part_ends_with_a_name():
-    assert common_part([ALPHA, BETA]) == (*ALPHA[:-1], "?")
-    assert common_part([DELTA, (*REALM, "", "Otherviridae", "A")]) == (*REALM, "?", "?", "?")
-    assert agreed_part([ALPHA] * 19 + [GAMMA]) == ALPHA
-    assert agreed_part([ALPHA] * 9 + [GAMMA]) == (*REALM, "Unavirales", "?", "?")
+    assert common_lineage([ALPHA, BETA]) == (*ALPHA[:-1], "?")
+    assert common_lineage([DELTA, (*REALM, "", "Otherviridae", "A")]) == (*REALM, "?", "?", "?")
+    assert consensus_lineage([ALPHA] * 19 + [GAMMA]) == ALPHA
+    assert consensus_lineage([ALPHA] * 9 + [GAMMA]) == (*REALM, "Unavirales", "?", "?")
 
 
 def test_rows_name_parents_and_hosts(isolates):
-    named = taxa_of([ALPHA, (*GAMMA[:-1], "?"), DELTA])
+    named = list_taxa([ALPHA, (*GAMMA[:-1], "?"), DELTA])
     length = GenomeLength(5_000, "genus")
-    table = {row[2]: row for row in rows_of(named, isolates, {ALPHA: length})}
+    table = {row[2]: row for row in taxon_rows(named, isolates, {ALPHA: length})}
     names = [""] + [taxon[-1] for taxon in named]
     assert names[table["Duoviridae"][0]] == "Unavirales"
     assert names[table["Deltavirus"][0]] == "Unaviricetes"
@@ -113,11 +120,13 @@ def test_rows_name_parents_and_hosts(isolates):
 
 
 def test_common_taxa_of_kmers():
-    lineages = [ALPHA, ALPHA, BETA, NOTHING, (*ALPHA[:-1], "?")]
+    lineages = [ALPHA, ALPHA, BETA, UNKNOWN_LINEAGE, (*ALPHA[:-1], "?")]
     numbers = {(): 0, ALPHA: 3, ALPHA[:-1]: 2, REALM: 1}
     codes = TaxonCodes.from_lineages(lineages, numbers)
     some = np.arange(1, 100, dtype=np.uint64) << np.uint64(20)  # low hashes are in every sample
-    one, two, three, four, five = some[different_residues(invert_hashes(some)) > 5][:5].tolist()
+    one, two, three, four, five = some[count_distinct_residues(invert_hashes(some)) > 5][
+        :5
+    ].tolist()
     viruses_of = {one: [0, 1], two: [4], three: [0, 2, 4], four: [0, 4], five: [0, 3]}
     kmers = [(kmer, number) for kmer, numbers in viruses_of.items() for number in numbers]
     hashes = np.array([kmer for kmer, _ in kmers], dtype=np.uint64)

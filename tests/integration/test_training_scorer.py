@@ -6,27 +6,33 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import made
 import numpy as np
 import pytest
-from piece_nets import Fitting, Lessons, Range, fit_piece_nets
-from reading import fragment_features
-from sampling import Collection, Fragments, collect, draw, gc_matched_weights
-from scorer_file import save_scorer
-from scorer_folds import (
+from feature_extraction import fragment_features
+from piece_networks import PieceRange, TrainingConfig, TrainingSet, fit_piece_networks
+from sampling import Fragments, RecordSet, collect_records, gc_matched_weights, sample_fragments
+from scorer_calibration import (
     ELEMENTS,
     MIN_GROUPS,
     N_FOLDS,
-    evened,
+    assign_folds,
+    bootstrap_margin,
+    cell_kind_masks,
     fit_knot,
     fragment_log_odds,
-    group_folds,
-    kinds_of_cells,
-    margin_of,
-    with_kinds,
+    raise_thresholds,
+    smooth_error_rates,
 )
-from scorer_kmers import KmersByFold, classes_of, count_kmer_groups, is_in_sample
-from train_embedded_scorer import GENES, MATCHED, WITH_GENES, Data, records_of
+from scorer_file import save_scorer
+from scorer_kmers import FoldKmerTables, count_kmer_groups, is_in_sample, look_up_classes
+from synthetic_negatives import NEGATIVE_KINDS, make_negative, shuffle_dinucleotides
+from train_embedded_scorer import (
+    ARCHAEAL_GENES,
+    GC_MATCHED,
+    WITH_ARCHAEAL_GENES,
+    LabelledData,
+    read_split_records,
+)
 
 from virnucpro.sequences.open_codes import Digits, encode
 from virnucpro.training.evaluation.calibration import fit_error_rates
@@ -52,7 +58,7 @@ from virnucpro.viral.networks import (
 SHARES = {"phages": 0.75, "RNA viruses": 0.25, "bacteria": 1.0}
 
 
-def collection_of(rows: list[tuple[str, bool, str, str]], n_bases: int = 400) -> Collection:
+def collection_of(rows: list[tuple[str, bool, str, str]], n_bases: int = 400) -> RecordSet:
     """Make random records from (id, is viral, group, kingdom)."""
     rng = np.random.default_rng(0)
     records = tuple(
@@ -61,11 +67,11 @@ def collection_of(rows: list[tuple[str, bool, str, str]], n_bases: int = 400) ->
     )
     lengths = np.full(len(rows), n_bases)
     digits = rng.integers(4, size=lengths.sum()).astype(np.uint8)
-    return Collection(records, digits, np.cumsum(lengths) - lengths, lengths)
+    return RecordSet(records, digits, np.cumsum(lengths) - lengths, lengths)
 
 
 @pytest.fixture(scope="module")
-def collection() -> Collection:
+def collection() -> RecordSet:
     """A large and a small group of phages, RNA viruses, and two groups of bacteria."""
     phages = [(f"p{i}", True, "large" if i < 81 else "small", "phages") for i in range(82)]
     others = [("r", True, "rna", "RNA viruses"), ("b", False, "b1", "bacteria")]
@@ -76,21 +82,21 @@ def collection() -> Collection:
 
 
 def test_kingdoms_and_groups_have_even_shares(
-    collection: Collection,
+    collection: RecordSet,
 ) -> None:
-    fragments = draw(collection, 300, 8000, SHARES, np.random.default_rng(1))
-    drawn = Counter(collection.records[i].group for i in fragments.record)
-    n_phages = drawn["large"] + drawn["small"]
+    fragments = sample_fragments(collection, 300, 8000, SHARES, np.random.default_rng(1))
+    sampled = Counter(collection.records[i].group for i in fragments.record)
+    n_phages = sampled["large"] + sampled["small"]
     # standard deviation sqrt(8000 * 0.75 * 0.25) = 39; four of them
     assert n_phages == pytest.approx(6000, abs=155)
-    assert drawn["rna"] == 8000 - n_phages
-    assert drawn["b1"] + drawn["b2"] == 8000
+    assert sampled["rna"] == 8000 - n_phages
+    assert sampled["b1"] + sampled["b2"] == 8000
     # 81 times the bases count three times: 81 ** 0.25; four standard deviations of sqrt(1125)
-    assert drawn["small"] == pytest.approx(n_phages / 4, abs=134)
+    assert sampled["small"] == pytest.approx(n_phages / 4, abs=134)
 
 
-def test_fragments_are_windows_on_either_strand(collection: Collection) -> None:
-    fragments = draw(collection, 300, 50, SHARES, np.random.default_rng(2))
+def test_fragments_are_windows_on_either_strand(collection: RecordSet) -> None:
+    fragments = sample_fragments(collection, 300, 50, SHARES, np.random.default_rng(2))
     strands = Counter()
     for digits, record in zip(fragments.digits, fragments.record, strict=True):
         sequence = collection.sequence(record).tobytes()
@@ -101,12 +107,12 @@ def test_fragments_are_windows_on_either_strand(collection: Collection) -> None:
     assert min(strands.values()) > 20  # of 100; fewer have a chance of 1e-10
 
 
-def test_records_that_are_too_short_are_not_drawn() -> None:
+def test_short_records_are_not_sampled() -> None:
     rows = [("a", True, "a", "phages"), ("b", True, "b", "phages"), ("c", False, "c", "bacteria")]
     uneven = collection_of(rows)
     lengths = np.array([400, 200, 400])
-    short = Collection(uneven.records, uneven.digits, uneven.starts, lengths)
-    fragments = draw(short, 300, 20, SHARES, np.random.default_rng(0))
+    short = RecordSet(uneven.records, uneven.digits, uneven.starts, lengths)
+    fragments = sample_fragments(short, 300, 20, SHARES, np.random.default_rng(0))
     assert set(fragments.record.tolist()) == {0, 2}
 
 
@@ -126,17 +132,17 @@ def test_labels_weigh_the_same_at_every_gc() -> None:
 
 
 @pytest.fixture(scope="module")
-def relatives() -> Collection:
+def relatives() -> RecordSet:
     """Three groups of viruses and one of cells that share a sequence, and two other groups."""
     rows = [(name, name != "c", name, "phages" if name != "c" else "bacteria") for name in "abcd"]
     shared = collection_of([*rows, ("e", True, "e", "phages"), ("f", False, "f", "bacteria")])
     digits = shared.digits.reshape(6, -1).copy()
     digits[:4] = np.resize(encode("GCAGAAGATTTCAAACTGATGTGGCGTCATGGTTCA"), digits.shape[1])
     digits[:4, ::7] = digits[0, ::7] & 1  # no more a repeat; the same in all four
-    return Collection(shared.records, digits.reshape(-1), shared.starts, shared.lengths)
+    return RecordSet(shared.records, digits.reshape(-1), shared.starts, shared.lengths)
 
 
-def test_words_have_owners_or_samples(relatives: Collection) -> None:
+def test_words_have_owners_or_samples(relatives: RecordSet) -> None:
     folds = np.array([0, 1, 2, 3, 4, 4])
     counts = count_kmer_groups(relatives, folds)
     is_shared = counts.n_groups.sum(axis=(1, 2)) == 4
@@ -151,29 +157,36 @@ def test_words_have_owners_or_samples(relatives: Collection) -> None:
         (1, 2): KmerClass.VIRAL,
     }
     for left_out, owner in owners.items():
-        assert (classes_of(counts.table(left_out), shared) == owner).all()
+        assert (look_up_classes(counts.table(left_out), shared) == owner).all()
     for left_out, owner in {
         (0, 1, 2): KmerClass.ONE_VIRAL,
         (0, 1, 3): KmerClass.ONE_CELLULAR,
     }.items():
-        found = classes_of(counts.table(left_out), shared)
+        found = look_up_classes(counts.table(left_out), shared)
         np.testing.assert_array_equal(found, np.where(in_sample, owner, 0))
     assert len(counts.table({0, 1, 2, 3})) == len(alone)
-    assert set(classes_of(counts.table(), alone)) == {KmerClass.ONE_VIRAL, KmerClass.ONE_CELLULAR}
+    assert set(look_up_classes(counts.table(), alone)) == {
+        KmerClass.ONE_VIRAL,
+        KmerClass.ONE_CELLULAR,
+    }
     assert is_in_sample(alone).all()
 
 
-def test_fragment_is_read_by_other_folds(
-    relatives: Collection,
+def test_fragment_features_exclude_own_fold(
+    relatives: RecordSet,
 ) -> None:
     rng = np.random.default_rng(10)
-    both = relatives.where(np.array([True, True, False, False, True, True]))
-    fragments = draw(both, 300, 20, SHARES, rng)
+    both = relatives.select(np.array([True, True, False, False, True, True]))
+    fragments = sample_fragments(both, 300, 20, SHARES, rng)
     folds = np.array([0, 0, 1, 1])
     is_shared = np.isin(fragments.record, [0, 1])
     first = GC + N_FIGURES
-    apart = KmersByFold.of(count_kmer_groups(both, folds)).features(fragments, folds)
-    assert not apart[:, first : first + N_KMER_FEATURES].any()  # all that share them are in a fold
+    features = FoldKmerTables.from_counts(count_kmer_groups(both, folds)).compute_features(
+        fragments, folds
+    )
+    assert not features[
+        :, first : first + N_KMER_FEATURES
+    ].any()  # all that share them are in a fold
     seen = fragment_features(fragments.digits, count_kmer_groups(both, folds).table())
     np.testing.assert_array_equal(seen[:, first] > 0, is_shared)
     assert is_shared.any()
@@ -182,7 +195,12 @@ def test_fragment_is_read_by_other_folds(
 def test_genes_move_no_fold(
     tmp_path: Path,
 ) -> None:
-    kingdoms = {"phages": "virus", "bacteria": "other", "transcripts": "other", GENES: "other"}
+    kingdoms = {
+        "phages": "virus",
+        "bacteria": "other",
+        "transcripts": "other",
+        ARCHAEAL_GENES: "other",
+    }
     bases = "".join(np.random.default_rng(7).choice([*"ACGT"], 600))
     rows = {
         kingdom: [f"all.fa\t{kingdom[0]}{i}\t{label}\t{kingdom} {i}\t{kingdom}" for i in range(13)]
@@ -192,15 +210,15 @@ def test_genes_move_no_fold(
     (tmp_path / "all.fa").write_text("".join(f">{name}\n{bases}\n" for name in names))
     genes, manifest, split = (tmp_path / name for name in ("genes.tsv", "data.tsv", "split.tsv"))
     header = "path\tid\tlabel\tgroup\tkingdom"
-    gene_rows = rows.pop(GENES)
+    gene_rows = rows.pop(ARCHAEAL_GENES)
     genes.write_text("\n".join([header, *gene_rows]))
     data_rows = [row for kingdom_rows in rows.values() for row in kingdom_rows]
     manifest.write_text("\n".join([header, *data_rows]))
     groups = [row.split("\t")[3] for row in data_rows]
     split.write_text("\n".join(["group\tpart", *(f"{group}\ttrain" for group in groups)]))
-    data = Data.read(manifest, genes, split, ["train"])
-    alone = collect(records_of(manifest, split, ["train"]))
-    fold_of_group = group_folds(alone.records)
+    data = LabelledData.read(manifest, genes, split, ["train"])
+    alone = collect_records(read_split_records(manifest, split, ["train"]))
+    fold_of_group = assign_folds(alone.records)
     folds = np.array([fold_of_group[record.group] for record in alone.records])
     np.testing.assert_array_equal(data.fold_of_record[: len(folds)], folds)
     assert set(data.fold_of_record[len(folds) :].tolist()) == set(range(N_FOLDS))
@@ -208,25 +226,23 @@ def test_genes_move_no_fold(
     np.testing.assert_array_equal(data.counts.numbers, counts.numbers)
     np.testing.assert_array_equal(data.counts.n_groups, counts.n_groups)
     assert len(counts.numbers)
-    course = data.without({3, 4})
+    training_data = data.exclude_folds({3, 4})
     rng = np.random.default_rng(8)
-    assert not np.isin(course.fold_of_record, [3, 4]).any()
-    for drawing, are_read in ((MATCHED, False), (WITH_GENES, True)):
-        drawn = draw(course.collection, 300, 500, drawing.shares, rng)
-        kingdoms_drawn = {course.collection.records[i].kingdom for i in drawn.record}
-        assert (GENES in kingdoms_drawn) is are_read
+    assert not np.isin(training_data.fold_of_record, [3, 4]).any()
+    for scheme, is_sampled in ((GC_MATCHED, False), (WITH_ARCHAEAL_GENES, True)):
+        sampled = sample_fragments(training_data.collection, 300, 500, scheme.shares, rng)
+        sampled_kingdoms = {training_data.collection.records[i].kingdom for i in sampled.record}
+        assert (ARCHAEAL_GENES in sampled_kingdoms) is is_sampled
 
 
 # Artificial negatives
 
 
-@pytest.mark.parametrize("kind", made.KINDS)
+@pytest.mark.parametrize("kind", NEGATIVE_KINDS)
 @pytest.mark.parametrize("n_bases", [150, 1000])
 def test_artificial_sequences_keep_the_length(kind: str, n_bases: int) -> None:
     rng = np.random.default_rng(4)
-    sequence = made.make_sequence(
-        kind, n_bases, rng.integers(4, size=n_bases).astype(np.uint8), rng
-    )
+    sequence = make_negative(kind, n_bases, rng.integers(4, size=n_bases).astype(np.uint8), rng)
     assert sequence.shape == (n_bases,)
     assert sequence.dtype == np.uint8
     assert sequence.max() < 4
@@ -235,7 +251,7 @@ def test_artificial_sequences_keep_the_length(kind: str, n_bases: int) -> None:
 def test_shuffling_keeps_dinucleotides() -> None:
     rng = np.random.default_rng(5)
     sequence = encode("AACG" * 5000)
-    shuffled = made.shuffle_dinucleotides(sequence, rng)
+    shuffled = shuffle_dinucleotides(sequence, rng)
     before, after = (
         np.bincount(4 * digits[:-1].astype(np.int64) + digits[1:], minlength=16)
         for digits in (sequence, shuffled)
@@ -260,15 +276,15 @@ def test_nets_learn_several_kinds() -> None:
     codons = ("GCA", "AAC", "CTG", "TTC")  # the first two are viruses'
     kinds = np.repeat(np.arange(4), 200)
     digits = np.concatenate([biased(200, codon, rng) for codon in codons])
-    lessons = Lessons(fragment_features(digits, NO_KMERS), kinds, np.ones(800), 2, 4)
-    fitting = Fitting(batch=50, epochs=4)
-    nets = fit_piece_nets(Range(150, 150), [lessons, lessons], NO_KMERS, fitting)
+    training_set = TrainingSet(fragment_features(digits, NO_KMERS), kinds, np.ones(800), 2, 4)
+    config = TrainingConfig(batch_size=50, epochs=4)
+    nets = fit_piece_networks(PieceRange(150, 150), [training_set, training_set], NO_KMERS, config)
     assert nets.nets.centre.shape == (N_FEATURES,)
     held_out = np.concatenate([biased(50, codon, rng) for codon in codons])
     log_odds = fragment_log_odds(held_out, [nets])
     assert ((log_odds > 0) == (np.arange(200) < 100)).mean() > 0.95
     (share_stack, n_viral), (ratio_stack, n_of_two) = nets.nets.stacks.values()
-    # a net for each lesson; one view distinguishes kinds, the other does not
+    # a network for each training set; one view distinguishes kinds, the other does not
     assert (share_stack[-1][1].shape, n_viral) == ((2, 4), 2)
     assert (ratio_stack[-1][1].shape, n_of_two) == ((2, 2), 1)
 
@@ -282,12 +298,12 @@ def test_prokaryote_net_moves_similar_records(
     features = fragment_features(
         np.concatenate([biased(200, codon, rng) for codon in codons]), NO_KMERS
     )
-    lessons = Lessons(features, kinds, np.ones(800), 2, 4)
-    opposite = replace(lessons, kind=(kinds + 2) % 4)
-    fitting = Fitting(batch=50, epochs=8)
-    bases = Range(150, 150)
-    with_it = fit_piece_nets(bases, [lessons], NO_KMERS, fitting, opposite)
-    usual = fit_piece_nets(bases, [lessons], NO_KMERS, fitting)
+    training_set = TrainingSet(features, kinds, np.ones(800), 2, 4)
+    opposite = replace(training_set, kind=(kinds + 2) % 4)
+    config = TrainingConfig(batch_size=50, epochs=8)
+    bases = PieceRange(150, 150)
+    with_it = fit_piece_networks(bases, [training_set], NO_KMERS, config, opposite)
+    usual = fit_piece_networks(bases, [training_set], NO_KMERS, config)
     held_out = np.concatenate([biased(50, codon, rng) for codon in codons])
     moved = fragment_log_odds(held_out, [with_it]) - fragment_log_odds(held_out, [usual])
     phages, viruses, bacteria, cells = np.median(moved.reshape(4, 50), axis=1)
@@ -304,9 +320,11 @@ def test_dropout_spares_named_features() -> None:
     rng = np.random.default_rng(11)
     features = rng.normal(size=(400, N_FEATURES)).astype(np.float32)
     kinds = (features[:, GC] <= 0).astype(np.int64)
-    lessons = Lessons(features, kinds, np.ones(400), 1, 2)
-    fitting = Fitting(input_dropout=1.0, spared=range(GC, GC + 1), batch=50, epochs=20)
-    nets = fit_piece_nets(Range(150, 150), [lessons], NO_KMERS, fitting)
+    training_set = TrainingSet(features, kinds, np.ones(400), 1, 2)
+    config = TrainingConfig(
+        input_dropout=1.0, no_dropout=range(GC, GC + 1), batch_size=50, epochs=20
+    )
+    nets = fit_piece_networks(PieceRange(150, 150), [training_set], NO_KMERS, config)
     others = rng.normal(size=(200, N_FEATURES)).astype(np.float32)
     others[:, :GC] = others[:, GC + 1 :] = 0  # the net's first weights for these are still there
     assert ((nets.nets.log_odds(others) > 0) == (others[:, GC] > 0)).mean() > 0.9
@@ -318,13 +336,13 @@ def test_folds_share_no_group() -> None:
         for kingdom in ("phages", "bacteria")
         for i in range(4 * N_FOLDS)
     ]
-    folds = group_folds(collection_of(rows).records)
+    folds = assign_folds(collection_of(rows).records)
     assert len(folds) == 4 * N_FOLDS
     for kingdom in ("phages", "bacteria"):
         inside = Counter(fold for group, fold in folds.items() if group.startswith(kingdom))
         assert inside == dict.fromkeys(range(N_FOLDS), 2)
     elements = [(f"e{i}", False, f"bacteria {i % 3}", ELEMENTS) for i in range(30)]
-    assert group_folds(collection_of([*elements, *rows]).records) == folds
+    assert assign_folds(collection_of([*elements, *rows]).records) == folds
 
 
 def test_knot_recovers_slope_and_offset() -> None:
@@ -360,7 +378,7 @@ def test_threshold_limits_each_kind_of_cells() -> None:
     log_odds = rng.normal(np.array([3.0, -1.0, 0.0])[kind], 1.0)
     kinds = [kind == 1, kind == 2]
     plain = fit_error_rates(500, log_odds, kind == 0)
-    rates = with_kinds(plain, log_odds, [(kinds[0], 1.0), (kinds[1], 1.0)])
+    rates = raise_thresholds(plain, log_odds, [(kinds[0], 1.0), (kinds[1], 1.0)])
     assert plain.cuts == plain.log_odds == rates.log_odds
     for share in (0.1, 0.03, 0.005):
         called = log_odds >= rates.threshold_at(share)
@@ -369,7 +387,7 @@ def test_threshold_limits_each_kind_of_cells() -> None:
         assert called[kinds[1]].mean() == pytest.approx(share, abs=1e-4)
         assert called[kinds[0]].mean() < share
     assert rates.true_positives == plain.true_positives
-    lenient = with_kinds(plain, log_odds, [(kinds[0], 1.0), (kinds[1], 1.2)])
+    lenient = raise_thresholds(plain, log_odds, [(kinds[0], 1.0), (kinds[1], 1.2)])
     for share in (0.1, 0.03, 0.005):
         called = log_odds >= lenient.threshold_at(share)
         assert called[kinds[1]].mean() == pytest.approx(1.2 * share, abs=1e-4)
@@ -380,15 +398,15 @@ def test_kind_of_cells_needs_enough_groups() -> None:
     rows += [(f"f{i}", False, f"f{i}", "fungi") for i in range(MIN_GROUPS - 1)]
     collection = collection_of([*rows, ("v", True, "v", "phages")])
     n_bases = int(collection.lengths[0]) // 2
-    drawn = np.repeat(np.arange(len(rows) + 1), [4] + [1] * len(rows))
-    fragments = Fragments(np.zeros((len(drawn), n_bases), np.uint8), drawn)
-    inside = np.ones(len(drawn), dtype=np.bool_)
-    kinds = kinds_of_cells(collection, fragments, inside)
+    sampled = np.repeat(np.arange(len(rows) + 1), [4] + [1] * len(rows))
+    fragments = Fragments(np.zeros((len(sampled), n_bases), np.uint8), sampled)
+    inside = np.ones(len(sampled), dtype=np.bool_)
+    kinds = cell_kind_masks(collection, fragments, inside)
     assert list(kinds) == ["bacteria"]
     # two of the first one's four
     assert np.flatnonzero(kinds["bacteria"]).tolist() == [0, 1, 4, 5, 6, 7]
     inside[4] = False
-    assert list(kinds_of_cells(collection, fragments, inside)) == []
+    assert list(cell_kind_masks(collection, fragments, inside)) == []
 
 
 def test_kind_of_cells_counts_where_most_of_it_is() -> None:
@@ -396,8 +414,10 @@ def test_kind_of_cells_counts_where_most_of_it_is() -> None:
     collection = collection_of(rows)
     fragments = Fragments(np.zeros((len(rows), 20), np.uint8), np.arange(len(rows)))
     inside = np.arange(20) < 8
-    assert kinds_of_cells(collection, fragments, inside) == {}
-    assert kinds_of_cells(collection, fragments, ~inside)["bacteria"].tolist() == (~inside).tolist()
+    assert cell_kind_masks(collection, fragments, inside) == {}
+    assert (
+        cell_kind_masks(collection, fragments, ~inside)["bacteria"].tolist() == (~inside).tolist()
+    )
 
 
 def test_rare_lengths_borrow_thresholds() -> None:
@@ -412,7 +432,7 @@ def test_rare_lengths_borrow_thresholds() -> None:
             ErrorRates(n, tuple(at), shares, true_positives, (*(at + power)[:2], at[2]))
             for n, at, power in zip(lengths, odds, powers, strict=True)
         ]
-        even = evened(rates, [np.full(3, 10**power) for power in powers])
+        even = smooth_error_rates(rates, [np.full(3, 10**power) for power in powers])
         left = [one.cuts[0] - one.log_odds[0] for one in even]
         assert [one.cuts[1] - one.log_odds[1] for one in even] == pytest.approx(left)
         for one, power in zip(even, left, strict=True):
@@ -441,7 +461,7 @@ def test_margin_allows_for_noisier_groups() -> None:
     margins = []
     for log_odds in (alike, uneven):
         rates = fit_error_rates(500, log_odds, is_virus)
-        margins.append(margin_of(rates, log_odds, records, rng))
+        margins.append(bootstrap_margin(rates, log_odds, records, rng))
         assert (margins[-1] >= 1).all()
     # at 1 %: 200 fragments, whose number has a standard deviation of 7 %; 1.28 of them
     assert margins[0][7] == pytest.approx(1.09, abs=0.06)
@@ -456,7 +476,12 @@ def test_thresholds_above_their_rate_are_refused() -> None:
 
 
 def make_scorer(*rates: ErrorRates) -> Scorer:
-    nets = fit_piece_nets(Range(150, 150), [coin_lessons()], NO_KMERS, Fitting(batch=50, epochs=1))
+    nets = fit_piece_networks(
+        PieceRange(150, 150),
+        [coin_training_set()],
+        NO_KMERS,
+        TrainingConfig(batch_size=50, epochs=1),
+    )
     knot = Knot(150, 1.0, 0.0)
     kingdoms = Kingdom("first", (0,), rates), Kingdom("second", (1,), rates[1:])
     return Scorer((nets,), nets, knot, (knot,), "coins", rates, kingdoms)
@@ -501,7 +526,7 @@ def test_higher_score_never_has_higher_fdr() -> None:
         assert (np.diff(rates) <= 0).all()
 
 
-def coin_lessons() -> Lessons:
+def coin_training_set() -> TrainingSet:
     rng = np.random.default_rng(9)
     features = rng.normal(size=(100, N_FEATURES)).astype(np.float32)
-    return Lessons(features, rng.integers(2, size=100), np.ones(100), 1, 2)
+    return TrainingSet(features, rng.integers(2, size=100), np.ones(100), 1, 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
-from reading import piece_features
+from feature_extraction import piece_features
 from run_helpers import called, rows
 from safetensors.numpy import save_file
 from scorer_run_helpers import predict, write

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import random_dna
+from feature_extraction import insert_layout, piece_features
 from numpy.typing import NDArray
-from reading import piece_features, with_layout
-from rounding import Fitted, FittedLayer, rounded
+from quantization import FloatLayer, FloatStack, quantize_networks
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from scorer_file import save_scorer
-from scorer_kmers import classes_of, is_in_sample, kmer_class_table
+from scorer_kmers import is_in_sample, kmer_class_table, look_up_classes
 from scorer_reference import (
     frames_of,
     kept_in_order,
@@ -84,7 +84,7 @@ def random_sequence(n_bases: int, seed: int) -> str:
     return "".join(np.random.default_rng(seed).choice(list("ACGT"), n_bases))
 
 
-def nets_of(sizes: Sequence[int], n_nets: int, rng: np.random.Generator) -> Fitted:
+def nets_of(sizes: Sequence[int], n_nets: int, rng: np.random.Generator) -> FloatStack:
     """Make random networks with these numbers of inputs, hidden units and groups, two viral."""
     layers = tuple(
         (
@@ -107,7 +107,9 @@ def random_pieces(
     }
     mean = rng.normal(0, 0.1, n_features).astype(np.float32)
     deviation = np.ones(n_features, np.float32)
-    return PieceNetworks(size, shortest, longest, part, NO_KMERS, rounded(mean, deviation, stacks))
+    return PieceNetworks(
+        size, shortest, longest, part, NO_KMERS, quantize_networks(mean, deviation, stacks)
+    )
 
 
 RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,), (0.0,)),)
@@ -202,8 +204,8 @@ def test_word_table_names_only_its_words() -> None:
     table = kmer_class_table(numbers[::2], owners[::2])
     expected = owners.copy()
     expected[1::2] = 0
-    np.testing.assert_array_equal(classes_of(table, numbers), expected)
-    assert not classes_of(NO_KMERS, numbers).any()
+    np.testing.assert_array_equal(look_up_classes(table, numbers), expected)
+    assert not look_up_classes(NO_KMERS, numbers).any()
 
 
 def test_sampled_words_are_in_their_own_buckets() -> None:
@@ -293,7 +295,7 @@ def test_parts_of_long_records_count_one_third(
         means = piece_features(parts, NO_KMERS).mean(axis=0, dtype=np.float64)
         whole = Windows.from_sequences([sequence[start : start + nets.size]])
         complete_scores.append(
-            nets.nets.log_odds(with_layout(means[None], layout_features(whole)))[0]
+            nets.nets.log_odds(insert_layout(means[None], layout_features(whole)))[0]
         )
     piece_scores = next(score_sequences([sequence], raw))
     assert piece_scores is not None
@@ -321,7 +323,7 @@ def test_log_odds_equal_plain_python(n_inputs: int, hidden: tuple[int, int], n_r
     second[:, 0] = 0
     bias[:, 1] = 1e9
     mean, deviation = spread(n_inputs + 4, rng)
-    views = rounded(mean, deviation, nets)
+    views = quantize_networks(mean, deviation, nets)
     features = rng.normal(0, 6, (n_rows, n_inputs + 4)).astype(np.float32)
     features[0] = 1e6 * rng.choice([-1, 1], n_inputs + 4)
     found = views.log_odds(features)
@@ -340,8 +342,8 @@ def test_prokaryote_net_counts_by_likelihood() -> None:
     nets[RATIOS.start] = nets[RATIOS.start][0], 1
     special = nets_of((73, 16, 8, 2), 1, rng)[0], 1
     mean, deviation = spread(201, rng)
-    usual = rounded(mean, deviation, nets)
-    views = rounded(mean, deviation, nets, special)
+    usual = quantize_networks(mean, deviation, nets)
+    views = quantize_networks(mean, deviation, nets, special)
     features = rng.normal(0, 4, (101, 201)).astype(np.float32)
     each = [(low, of, nets[low][1]) for low, of in stacked_layers(nets)]
     expected = log_odds_in_whole_numbers(
@@ -353,7 +355,7 @@ def test_prokaryote_net_counts_by_likelihood() -> None:
 
 
 def stacked_layers(
-    stacks: Mapping[int, Fitted],
+    stacks: Mapping[int, FloatStack],
 ) -> Iterator[tuple[int, list[tuple[NDArray[np.float64], NDArray[np.float64]]]]]:
     """Return the first column and the layers of each network."""
     for column, (layers, _) in stacks.items():
@@ -362,7 +364,7 @@ def stacked_layers(
 
 
 def layers_of(
-    layers: Sequence[FittedLayer], number: int
+    layers: Sequence[FloatLayer], number: int
 ) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Return the weights and biases of one network."""
     return [(w[number].astype(np.float64), b[number].astype(np.float64)) for w, b in layers]
@@ -373,7 +375,7 @@ def test_integers_approximate_the_weights() -> None:
     nets = nets_of((600, 64, 32, 5), 1, rng)
     nets[0][0][0][...] /= 2
     mean, deviation = spread(600, rng)
-    views = rounded(mean, deviation, {0: nets})
+    views = quantize_networks(mean, deviation, {0: nets})
     standard = rng.normal(0, 1, (500, 600)) * (rng.random((500, 600)) < 0.2)
     features = (mean + standard * deviation).astype(np.float32)
     x = (features - mean.astype(np.float64)) / deviation
@@ -407,7 +409,7 @@ def test_every_processor_gives_the_same_bits(
     subprocess.run([compiler, *flags, "-o", portable, *sources, "-lm"], check=True)
     rng = np.random.default_rng(8)
     nets = {0: nets_of((301, 70, 33, 19), 2, rng), 7: nets_of((298, 8, 4, 5), 1, rng)}
-    views = rounded(*spread(305, rng), nets)
+    views = quantize_networks(*spread(305, rng), nets)
     features = rng.normal(0, 4, (101, 305)).astype(np.float32)
     found = views.log_odds(features)
     projected = rng.normal(size=(2 * 21, 3, 3, 24)).astype(np.float32)

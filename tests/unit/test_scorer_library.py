@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from feature_extraction import featurize_pieces
 from hypothesis import example, given
 from hypothesis import strategies as st
-from reading import read_pieces
 from scorer_reference import (
     CODES,
     PIECE,
@@ -64,7 +64,7 @@ MODEL = RegionModel.load()
 @example(["A", "AC", "ACG", "ACGT", "ACGTA", "N", "NN", "TAATAATAA"], STANDARD)
 @example(["N" * 700, "A" * 2500, "TAA" * 300, "TCA" * 300, "GC" * 900], STANDARD)
 def test_features_equal_plain_python(texts: list[str], code) -> None:
-    features, is_blank = read_pieces(Windows.from_sequences(texts), table_of(texts), code)
+    features, is_blank = featurize_pieces(Windows.from_sequences(texts), table_of(texts), code)
     expected = np.stack([features_of(text, code, owner_of) for text in texts])
     # roots and shares: rounded to float32 twice and once; 6e-8 each time, of 1 at most
     np.testing.assert_allclose(features[:, EXACT], expected[:, EXACT], rtol=1.2e-7, atol=0)
@@ -99,7 +99,7 @@ def test_piece_features_ignore_its_position(seed: int, before: int, behind: int)
     place = Windows(encode(around), np.array([before]), np.array([600]))
     words = table_of([text])
     inside, alone = (
-        read_pieces(pieces, words)[0] for pieces in (place, Windows.from_sequences([text]))
+        featurize_pieces(pieces, words)[0] for pieces in (place, Windows.from_sequences([text]))
     )
     np.testing.assert_array_equal(inside, alone)
     assert inside.shape == (1, N_FEATURES)
@@ -115,14 +115,14 @@ def test_piece_features_ignore_earlier_pieces(text: str, code, size: int, other_
         starts = np.arange(0, len(text), size, dtype=np.int64)
         return pieces.select(starts, np.minimum(size, len(text) - starts))
 
-    read_pieces(cut_into(row, other_size), words, code)
-    read_pieces(cut_into(row, other_size), table_of([]), code)
-    found, _ = read_pieces(cut_into(row, size), words, code)
-    alone, _ = read_pieces(cut_into(Windows.from_sequences([text]), size), words, code)
+    featurize_pieces(cut_into(row, other_size), words, code)
+    featurize_pieces(cut_into(row, other_size), table_of([]), code)
+    found, _ = featurize_pieces(cut_into(row, size), words, code)
+    alone, _ = featurize_pieces(cut_into(Windows.from_sequences([text]), size), words, code)
     np.testing.assert_array_equal(found, alone)
     rising = cut_into(row, size)
     falling = row.select(rising.starts[::-1].copy(), rising.lengths[::-1].copy())
-    np.testing.assert_array_equal(read_pieces(falling, words, code)[0], alone[::-1])
+    np.testing.assert_array_equal(featurize_pieces(falling, words, code)[0], alone[::-1])
 
 
 @given(PIECE, st.text("ACGTN", max_size=40), st.sampled_from(["", "same", "other"]), st.integers())
@@ -275,7 +275,7 @@ def test_missing_library_names_the_build(content: bytes | None, tmp_path, monkey
     if content:
         (tmp_path / "libvirnucpro.so").write_bytes(content)
     with pytest.raises(UnavailableError, match=r"libvirnucpro\.so") as caught:
-        read_pieces(Windows.from_sequences(["ACGT"]), table_of([]))
+        featurize_pieces(Windows.from_sequences(["ACGT"]), table_of([]))
     assert "pip install -e ." in str(caught.value.hint)
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from piece_nets import Fitting, Lessons, fit_nets
+from piece_networks import TrainingConfig, TrainingSet, fit_network
 from scorer_file import save_scorer
-from scorer_kmers import kmer_class_table, kmers_in
-from train_protein_scorer import n_numbers, occurrences
+from scorer_kmers import encode_kmers, kmer_class_table
+from train_protein_scorer import find_pattern, n_pattern_values
 
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import FastaRecord, Records
@@ -104,7 +104,7 @@ def test_residue_shares_equal_hand_counts() -> None:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_pattern_never_crosses_proteins(pattern: tuple[int, ...]) -> None:
     sequences = ["MKVALLKWX", "ACDEFGH", "MK"]
-    owner, numbers = occurrences(Proteins.from_sequences(sequences), pattern)
+    owner, numbers = find_pattern(Proteins.from_sequences(sequences), pattern)
     expected = []
     for i, sequence in enumerate(sequences):
         for start in range(len(sequence) - pattern[-1]):
@@ -118,11 +118,11 @@ def test_pattern_never_crosses_proteins(pattern: tuple[int, ...]) -> None:
 
 
 def test_pattern_log_ratios_are_averaged() -> None:
-    ratios = np.zeros(n_numbers(PATTERNS[0]), dtype=np.int8)
+    ratios = np.zeros(n_pattern_values(PATTERNS[0]), dtype=np.int8)
     proteins = Proteins.from_sequences(["ACDE", "ACDC", "AC"])
-    numbers = occurrences(proteins, PATTERNS[0])[1]
+    numbers = find_pattern(proteins, PATTERNS[0])[1]
     ratios[numbers[0]], ratios[numbers[1]] = 64, -32  # ACD, CDE
-    others = [np.zeros(n_numbers(pattern), dtype=np.int8) for pattern in PATTERNS[1:]]
+    others = [np.zeros(n_pattern_values(pattern), dtype=np.int8) for pattern in PATTERNS[1:]]
     figures = kmer_features(proteins, NO_KMERS, [ratios, *others]) / RATIO_STEP
     figures = figures[:, N_KMER_FEATURES : N_KMER_FEATURES + 3]
     assert figures[0].tolist() == pytest.approx([16, 32, ((64**2 + 32**2) / 2) ** 0.5])
@@ -136,9 +136,9 @@ def test_viral_word_is_found_anywhere() -> None:
         [random_protein(40, 2) + kmer + random_protein(11, 3), kmer[:-1] * 4]
     )
     lone = encode_protein(kmer)
-    numbers = kmers_in(lone, np.zeros(LENGTH, dtype=np.int64))[1]
+    numbers = encode_kmers(lone, np.zeros(LENGTH, dtype=np.int64))[1]
     table = kmer_class_table(numbers, np.array([KmerClass.VIRAL], dtype=np.uint8))
-    no_ratios = [np.zeros(n_numbers(pattern), dtype=np.int8) for pattern in PATTERNS]
+    no_ratios = [np.zeros(n_pattern_values(pattern), dtype=np.int8) for pattern in PATTERNS]
     figures = kmer_features(proteins, table, no_ratios)[:, :N_KMER_FEATURES]
     assert figures[0, KmerClass.VIRAL - 1] == pytest.approx((1 / 52) ** 0.5)
     assert not figures[0, KmerClass.VIRAL :].any() and not figures[1].any()
@@ -318,8 +318,10 @@ def test_nets_learn_what_distinguishes_proteins() -> None:
     kind = np.arange(600) % 2
     features = rng.normal(0, 1, (600, 12)).astype(np.float32)
     features[:, 3] += 4 * kind
-    lessons = Lessons(features, kind, np.ones(600), n_viral=1, n_kinds=2)
-    fitting = Fitting(hidden=(16, 8), input_dropout=0.0, dropout=0.0, epochs=60, batch=50)
-    fitted = fit_nets(lessons, 0, fitting)
+    training_set = TrainingSet(features, kind, np.ones(600), n_viral=1, n_kinds=2)
+    config = TrainingConfig(
+        hidden=(16, 8), input_dropout=0.0, dropout=0.0, epochs=60, batch_size=50
+    )
+    fitted = fit_network(training_set, 0, config)
     # two normal distributions whose means are four deviations apart overlap by 2 %
     assert ((fitted.log_odds(features) > 0) == (kind == 0)).mean() > 0.9

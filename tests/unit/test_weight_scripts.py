@@ -13,7 +13,7 @@ from runpy import run_path
 import numpy as np
 import pytest
 from labelled_data_helpers import write_labelled
-from measure_cascade import ASKED, curve, measure, unseen_scores
+from measure_cascade import EMBEDDED_SHARES, cascade_curve, cross_validated_scores, measure
 
 import virnucpro
 from virnucpro.core.types import reverse_complement
@@ -77,15 +77,18 @@ def test_cascade_loses_only_unread_calls():
     second = np.where(is_virus, 1.0, -1.0) + np.linspace(-0.4, 0.4, 200)
     first = second.copy()
     first[:10] = -9  # viruses that the second reader calls, and the first takes for cells
-    rows = curve(first, second, is_virus)
-    assert [row[0] for row in rows] == list(ASKED)
+    rows = cascade_curve(first, second, is_virus)
+    assert [row[0] for row in rows] == list(EMBEDDED_SHARES)
     for share, cells, viruses, called, lost in rows[:-1]:
         assert cells == pytest.approx(share, abs=0.011)
         assert (viruses, called, lost) == pytest.approx((0.9, 0.9, 0.1))
     assert rows[-1] == (1.0, 1.0, 1.0, 1.0, 0.0)
     inputs = np.random.default_rng(1).normal(size=(200, 3))
     changed = is_virus ^ (np.arange(200) % 10 == 4)
-    scores = [unseen_scores(inputs, labels, np.arange(200) % 10) for labels in (is_virus, changed)]
+    scores = [
+        cross_validated_scores(inputs, labels, np.arange(200) % 10)
+        for labels in (is_virus, changed)
+    ]
     is_same = scores[0] == scores[1]
     assert is_same[4::10].all() and not np.delete(is_same, np.s_[4::10]).any()
 
@@ -95,11 +98,11 @@ def test_cascade_on_other_kingdoms_or_none(tmp_path, capsys):
     measure(data, 300, 20)
     output = capsys.readouterr().out
     assert [line.split("%")[0] for line in output.splitlines()[1:]] == [
-        f"{100 * share:.1f}" for share in ASKED
+        f"{100 * share:.1f}" for share in EMBEDDED_SHARES
     ]
     data.write_text(re.sub("(virus|other) kingdom", "", data.read_text()))
     measure(data, 300, 20)
-    assert len(capsys.readouterr().out.splitlines()) == 1 + len(ASKED)
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(EMBEDDED_SHARES)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -117,9 +120,9 @@ def test_each_script_shows_its_usage(script, tmp_path, monkeypatch, capsys):
 
 
 def test_weight_scripts_are_not_installed():
-    made = {path.stem for path in (ROOT / "scripts/weights").glob("*.py")}
+    scripts = {path.stem for path in (ROOT / "scripts/weights").glob("*.py")}
     package = Path(virnucpro.__file__).parent
     text = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
     imported = set(re.findall(r"^ *(?:from|import) (\w+)", text, re.MULTILINE))
-    assert {"numpy", "torch", "virnucpro"} <= imported and not made & imported
+    assert {"numpy", "torch", "virnucpro"} <= imported and not scripts & imported
     assert not (package / "scripts").exists()
