@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from virnucpro.results.call_rows import record_rows
-from virnucpro.results.outputs import RECORD_TABLE
+from virnucpro.results.outputs import RunOutput
 from virnucpro.viral.types import Call, Calls
 
 EVIL = "<img/src=x/onerror=document.title='bad'>"
@@ -64,8 +64,8 @@ class Page(HTMLParser):
 def write_table(folder: Path, calls: Iterable[Call], **facts: object) -> Path:
     """Write a run folder with a table of these calls and a ``run.json`` with these facts."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / RECORD_TABLE.file).open("w", encoding="utf-8", newline="\n") as out:
-        out.write("\t".join(RECORD_TABLE.columns) + "\n")
+    with (folder / RunOutput.RECORD_TABLE.file).open("w", encoding="utf-8", newline="\n") as out:
+        out.write("\t".join(RunOutput.RECORD_TABLE.columns) + "\n")
         out.write(record_rows(Calls.from_calls(calls)).decode("utf-8", "surrogateescape"))
     content = {"state": "complete", "recipe": {"command": "predict"}, **facts}
     (folder / "run.json").write_text(json.dumps(content))

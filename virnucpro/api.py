@@ -72,7 +72,7 @@ from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.progress import ProgressState
 from virnucpro.models.environment import environment_fields
-from virnucpro.results.outputs import REGION_TABLE, VIRUS_TABLE, open_run_dir
+from virnucpro.results.outputs import RunOutput, open_run_dir
 from virnucpro.results.table_readers import read_identities, read_records, read_regions
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import RECORDS
@@ -902,11 +902,11 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
             hint=f"name the folder of a finished `virnucpro {command}`",
         )
     calls = read_records(command, path, _REWRITE)
-    if rundir.output(REGION_TABLE.file).exists():  # missing if regions were not searched
-        regions = read_regions(rundir.output(REGION_TABLE.file), _REWRITE)
+    if rundir.output(RunOutput.REGION_TABLE.file).exists():  # missing if regions were not searched
+        regions = read_regions(rundir.output(RunOutput.REGION_TABLE.file), _REWRITE)
         calls = _with_rows(calls, "regions", regions)
-    if rundir.output(VIRUS_TABLE.file).exists():
-        viruses = read_identities(rundir.output(VIRUS_TABLE.file), _REWRITE)
+    if rundir.output(RunOutput.VIRUS_TABLE.file).exists():
+        viruses = read_identities(rundir.output(RunOutput.VIRUS_TABLE.file), _REWRITE)
         calls = _with_rows(calls, "identities", viruses)
     return _translate_errors(calls)
 

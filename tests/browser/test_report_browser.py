@@ -21,7 +21,7 @@ from html_parser import EVIL, call, write_table
 from virnucpro.core.events import BatchDone, Memory, WorkerReady
 from virnucpro.core.types import Shard
 from virnucpro.engine.progress import EmbeddingProgress
-from virnucpro.results.outputs import GENE_TABLE, VIRUS_TABLE
+from virnucpro.results.outputs import RunOutput
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.viral.types import Call
 
@@ -96,7 +96,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gene |= {"start": "1", "end": "300", "log_odds": "1.5", "strand": "-", "gene": f"{EVIL}_1"}
     virus = {"virus": EVIL, "record": EVIL, "file": EVIL, "extent": "whole", "score": "0.99"}
     virus |= {"length": "900", "group": "phage", "taxonomy": f"Viruses;;;;{EVIL};;"}
-    for output, row in ((GENE_TABLE, gene), (VIRUS_TABLE, virus)):
+    for output, row in ((RunOutput.GENE_TABLE, gene), (RunOutput.VIRUS_TABLE, virus)):
         values = [row.get(name, "") for name in output.columns]
         lines = ("\t".join(output.columns), "\t".join(values), "")
         (folder / output.file).write_text("\n".join(lines))

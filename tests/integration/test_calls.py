@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from virnucpro.core.types import FastaRecord, Orf
 from virnucpro.results.call_rows import chunk_rows, frame_rows, record_rows
-from virnucpro.results.outputs import CHUNK_TABLE, FRAME_TABLE, RECORD_TABLE
+from virnucpro.results.outputs import RunOutput
 from virnucpro.results.sorted_lines import SortedLines, sorted_lines
 from virnucpro.results.table_readers import parse_call
 from virnucpro.results.tsv import (
@@ -62,14 +62,14 @@ def score(*chunks: list[float], **changes: object) -> float:
 
 def test_chunks_are_called_as_in_the_original(tmp_path: Path) -> None:
     rows = (GOLDEN / "prediction_results.txt").read_text().splitlines()
-    assert tuple(rows[0].split("\t")) == FRAME_TABLE.columns
+    assert tuple(rows[0].split("\t")) == RunOutput.FRAME_TABLE.columns
     predictions = [
         frame(name, name[:-2], float(virus))  # the frame is the last two letters
         for name, _, _, virus in (row.split("\t") for row in rows[1:])
     ]
     with SortedLines(tmp_path) as lines:
         lines.add(sorted_lines(chunk_rows(FrameScores.from_predictions([predictions]))))
-        table = "\t".join(CHUNK_TABLE.columns).encode() + b"\n" + b"".join(lines.merged())
+        table = "\t".join(RunOutput.CHUNK_TABLE.columns).encode() + b"\n" + b"".join(lines.merged())
     expected = GOLDEN / "prediction_results_highestscore.csv"
     assert table == expected.read_bytes()
 
@@ -254,34 +254,38 @@ def test_record_without_a_score_has_a_note(predictions, expected) -> None:
 )
 def test_record_without_a_call_is_one_row(found: Call, row: str) -> None:
     assert record_rows(Calls.from_calls([found])) == row.encode()
-    assert len(row.split("\t")) == len(RECORD_TABLE.columns)
+    assert len(row.split("\t")) == len(RunOutput.RECORD_TABLE.columns)
     rate = found.false_discovery_rate
     again = replace(found, false_discovery_rate=None if rate is None else round(rate, 4))
-    head = "\t".join(RECORD_TABLE.columns) + "\n"
-    assert list(map(parse_call, RECORD_TABLE.values_in(StringIO(head + row)))) == [again]
+    head = "\t".join(RunOutput.RECORD_TABLE.columns) + "\n"
+    assert list(map(parse_call, RunOutput.RECORD_TABLE.values_in(StringIO(head + row)))) == [again]
     for place, word in ((3, "scores"), (4, "viral")):
         fields = row.split("\t")
         fields[place] = word
         with pytest.raises(ValueError, match="and the call"):
-            list(map(parse_call, RECORD_TABLE.values_in(StringIO(head + "\t".join(fields)))))
+            list(
+                map(
+                    parse_call, RunOutput.RECORD_TABLE.values_in(StringIO(head + "\t".join(fields)))
+                )
+            )
 
 
 def test_tables_without_evidence_are_read() -> None:
-    columns = RECORD_TABLE.columns[:-3]
+    columns = RunOutput.RECORD_TABLE.columns[:-3]
     assert columns[-1] == "note"
     found = [call(*frames("c", 0.75)), replace(call(), note="a note")]
     lines = record_rows(Calls.from_calls(found)).decode().splitlines()
     table = "\n".join(("\t".join(columns), *(line[:-3] for line in lines), ""))
-    assert list(map(parse_call, RECORD_TABLE.values_in(StringIO(table)))) == found
+    assert list(map(parse_call, RunOutput.RECORD_TABLE.values_in(StringIO(table)))) == found
 
 
 def test_unknown_evidence_is_damage() -> None:
     row = record_rows(
         Calls.from_calls([replace(call(*frames("c", 0.75)), evidence="guess")])
     ).decode()
-    table = "\t".join(RECORD_TABLE.columns) + "\n" + row
+    table = "\t".join(RunOutput.RECORD_TABLE.columns) + "\n" + row
     with pytest.raises(ValueError, match="the evidence guess"):
-        list(map(parse_call, RECORD_TABLE.values_in(StringIO(table))))
+        list(map(parse_call, RunOutput.RECORD_TABLE.values_in(StringIO(table))))
 
 
 def test_failed_records_are_read_from_the_table() -> None:
@@ -292,10 +296,14 @@ def test_failed_records_are_read_from_the_table() -> None:
         replace(call(frame("x", "c", None, "NaN")), record_id="all frames"),
         Call("odd", 9, "invalid", "file", note="is odd"),
     ]
-    table = "\t".join(RECORD_TABLE.columns) + "\n" + record_rows(Calls.from_calls(calls)).decode()
+    table = (
+        "\t".join(RunOutput.RECORD_TABLE.columns)
+        + "\n"
+        + record_rows(Calls.from_calls(calls)).decode()
+    )
     found = [
         one
-        for one in map(parse_call, RECORD_TABLE.values_in(StringIO(table, newline="\n")))
+        for one in map(parse_call, RunOutput.RECORD_TABLE.values_in(StringIO(table, newline="\n")))
         if one.is_mendable
     ]
     assert [one.record_id for one in found] == ["one frame", "all frames", "odd"]

@@ -24,7 +24,7 @@ from toy_vmr import REALM, write_vmr
 
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.helper_pool import HelperPool
-from virnucpro.results.outputs import VIRUS_TABLE
+from virnucpro.results.outputs import RunOutput
 from virnucpro.results.report.virus_rows import count_groups
 from virnucpro.results.table_readers import parse_identity
 from virnucpro.viral.identification import TAILED_CLASS, identify_viruses, tailed_phage_class
@@ -311,8 +311,8 @@ def test_unknown_letters_have_no_lineage():
 
 @pytest.mark.parametrize("has_old_names", [False, True])
 def test_earlier_virus_table_is_read(tmp_path, has_old_names):
-    later = VIRUS_TABLE.later_columns
-    earlier = [name for name in VIRUS_TABLE.columns if name not in later]
+    later = RunOutput.VIRUS_TABLE.later_columns
+    earlier = [name for name in RunOutput.VIRUS_TABLE.columns if name not in later]
     values = dict.fromkeys(earlier, "") | {
         "file": "f",
         "record": "r",
@@ -322,10 +322,12 @@ def test_earlier_virus_table_is_read(tmp_path, has_old_names):
         "group": "RNA+",
         "family": "Unaviridae",
     }
-    old_names = {new: old for old, new in VIRUS_TABLE.old_names.items()} if has_old_names else {}
+    old_names = (
+        {new: old for old, new in RunOutput.VIRUS_TABLE.old_names.items()} if has_old_names else {}
+    )
     header = "\t".join(old_names.get(name, name) for name in earlier) + "\n"
     lines = [header, "\t".join(values[name] for name in earlier) + "\n"]
-    [row] = VIRUS_TABLE.values_in(iter(lines))
+    [row] = RunOutput.VIRUS_TABLE.values_in(iter(lines))
     key, identity = parse_identity(row)
     assert (key, identity.family, identity.taxonomy) == (("f", "r"), "Unaviridae", "")
     path = tmp_path / "viruses.tsv"

@@ -38,7 +38,7 @@ from virnucpro.core.safe_dir import SafeDir
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.progress import ProgressState
 from virnucpro.results.counts import RecordCounts
-from virnucpro.results.outputs import MULTIQC_FAMILIES
+from virnucpro.results.outputs import RunOutput
 from virnucpro.results.sample_tables import LAST_LINES, OutputDir
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.input_scan import InputScan
@@ -639,14 +639,14 @@ def test_multiqc_shows_families(tmp_path):
     counts = RecordCounts(families=Counter({name: 30 - n for n, name in enumerate(names)}))
     files = [InputFile(path=f"{name}.fa", sha256="", n_bytes=0, sample=name) for name in "ab"]
     output_dir = OutputDir(tmp_path, SafeDir(tmp_path), tmp_path, files)
-    text = LAST_LINES[MULTIQC_FAMILIES](output_dir, {"a": counts, "b": RecordCounts()})
+    text = LAST_LINES[RunOutput.MULTIQC_FAMILIES](output_dir, {"a": counts, "b": RecordCounts()})
     lines = text.splitlines()
     facts = yaml.safe_load("\n".join(line[2:] for line in lines if line.startswith("# ")))
     assert (facts["plot_type"], facts["id"]) == ("bargraph", "virnucpro_families")
     header, *rows = (line.split("\t") for line in lines if not line.startswith("#"))
     assert header == ["Sample", *names[:20], "others"]
     assert rows == [["a", *(str(30 - n) for n in range(20)), "19"], ["b", *["0"] * 21]]
-    assert not LAST_LINES[MULTIQC_FAMILIES](output_dir, {"a": RecordCounts()})
+    assert not LAST_LINES[RunOutput.MULTIQC_FAMILIES](output_dir, {"a": RecordCounts()})
 
 
 def test_unreadable_mate_makes_a_partial_sample(predicted, pairs):

@@ -34,7 +34,7 @@ from virnucpro.core.types import FastaRecord, reverse_complement
 from virnucpro.results.call_rows import make_batches
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.output_writer import open_outputs
-from virnucpro.results.outputs import REGION_OUTPUTS, REGION_TABLE
+from virnucpro.results.outputs import REGION_OUTPUTS, RunOutput
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.results.sample_tables import OutputDir
 from virnucpro.results.table_readers import parse_region
@@ -475,7 +475,7 @@ def test_region_files_agree(tmp_path_factory, regions_of):
     table = rows(folder / "regions.tsv")
     assert [row["region"] for row in table] == names
     with (folder / "regions.tsv").open() as lines:
-        assert list(map(parse_region, REGION_TABLE.values_in(lines))) == [
+        assert list(map(parse_region, RunOutput.REGION_TABLE.values_in(lines))) == [
             (("in", made.records.names[place]), region._replace(posterior=0.9877))
             for place, (regions, _) in made.regions.items()
             for region in regions
@@ -518,15 +518,16 @@ def test_region_files_agree(tmp_path_factory, regions_of):
     ],
 )
 def test_senseless_region_row_is_refused(name, value, why):
-    usual = dict.fromkeys(REGION_TABLE.columns, "") | {"start": "101", "end": "300"}
+    usual = dict.fromkeys(RunOutput.REGION_TABLE.columns, "") | {"start": "101", "end": "300"}
     usual |= {"record": "r", "region": "x", "extent": "provirus", "posterior": "0.5"}
 
     def read(**changes: str) -> list[Region]:
-        lines = (REGION_TABLE.columns, {**usual, **changes}.values())
+        lines = (RunOutput.REGION_TABLE.columns, {**usual, **changes}.values())
         return [
             one
             for _, one in map(
-                parse_region, REGION_TABLE.values_in("\t".join(line) + "\n" for line in lines)
+                parse_region,
+                RunOutput.REGION_TABLE.values_in("\t".join(line) + "\n" for line in lines),
             )
         ]
 

@@ -33,7 +33,7 @@ from virnucpro.core.types import FastaRecord, Records
 from virnucpro.models import nvidia, nvidia_driver
 from virnucpro.models.device_choice import Gpu
 from virnucpro.models.torch_build import TorchBuild
-from virnucpro.results.outputs import VIRUS_TABLE, open_run_dir
+from virnucpro.results.outputs import RunOutput, open_run_dir
 from virnucpro.sequences import open_codes
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.store.feature_file import read_checksummed, write_checksummed
@@ -501,7 +501,7 @@ def long_ones() -> dict[str, str]:
 
 
 # columns of viruses.tsv that are read from the letters of a virus
-IDENTITY = VIRUS_TABLE.columns[VIRUS_TABLE.columns.index("group") :]
+IDENTITY = RunOutput.VIRUS_TABLE.columns[RunOutput.VIRUS_TABLE.columns.index("group") :]
 
 
 def test_rethreshold_equals_a_new_run(tmp_path):

@@ -22,9 +22,8 @@ from virnucpro.results.output_writer import open_outputs
 from virnucpro.results.outputs import (
     OUTPUTS,
     REGION_OUTPUTS,
-    REGION_TABLE,
-    VIRUS_TABLE,
     OutputFile,
+    RunOutput,
     all_outputs,
     open_run_dir,
 )
@@ -115,7 +114,7 @@ def written(folder: Path, *results: Row) -> dict[str, dict[str, str]]:
     with open_outputs(REGION_OUTPUTS, OutputDir(folder, SafeDir(folder), folder)) as add:
         for portion in make_batches(called(*results), REGION_OUTPUTS, None):
             add(portion)
-    return {row["virus"]: row for row in rows(folder / VIRUS_TABLE.file)}
+    return {row["virus"]: row for row in rows(folder / RunOutput.VIRUS_TABLE.file)}
 
 
 def test_samples_share_a_batch_without_own_tables():
@@ -187,7 +186,7 @@ def test_provirus_over_the_origin_is_one_virus(tmp_path):
         bases[120:180],
         bases[300:] + bases[:50],
     ]
-    names = [part["virus"] for part in rows(tmp_path / REGION_TABLE.file)]
+    names = [part["virus"] for part in rows(tmp_path / RunOutput.REGION_TABLE.file)]
     assert names == ["circle|provirus_301_50", "circle|provirus_121_180", "circle|provirus_301_50"]
 
 

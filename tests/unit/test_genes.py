@@ -21,7 +21,7 @@ from virnucpro.results.miuvig import (
     genome_type,
     miuvig_rows,
 )
-from virnucpro.results.outputs import GENE_GFF3, GENE_TABLE, MIUVIG_TABLE, PROTEIN_FASTA
+from virnucpro.results.outputs import RunOutput
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.viral.genes import find_genes
 from virnucpro.viral.lineage import load_builtin_lineages
@@ -225,11 +225,11 @@ def test_gene_files_list_the_same_genes():
     sequence = phage()
     cut = 400
     turned = sequence[cut:] + sequence[:cut]
-    outputs = (GENE_TABLE, GENE_GFF3, PROTEIN_FASTA)
+    outputs = (RunOutput.GENE_TABLE, RunOutput.GENE_GFF3, RunOutput.PROTEIN_FASTA)
     [batch] = make_batches(called(turned, "x;1 circular=true"), outputs, STANDARD)
     table, gff3, fasta = (bytes(batch.rows[output.file]).decode() for output in outputs)
     lines = [line.split("\t") for line in table.splitlines()]
-    rows = [dict(zip(GENE_TABLE.columns, values, strict=True)) for values in lines]
+    rows = [dict(zip(RunOutput.GENE_TABLE.columns, values, strict=True)) for values in lines]
     names = [f"x;1_{number}" for number in range(1, 9)]
     assert [row["gene"] for row in rows] == names
     assert int(rows[-1]["start"]) > int(rows[-1]["end"])  # over the origin
@@ -296,7 +296,7 @@ def miuvig_of(identity: Identity, extent: str) -> dict[str, str]:
     row = (0, "x", extent, 0, 4, False, "ACGT", 0.9, identity)
     results.viruses = Viruses.from_rows([row])._replace(genes=genes)
     [values] = miuvig_rows(results)
-    return dict(zip(MIUVIG_TABLE.columns, values, strict=True))
+    return dict(zip(RunOutput.MIUVIG_TABLE.columns, values, strict=True))
 
 
 @pytest.mark.parametrize("method", ["", "genus length", "family length", "segmented", "DTR", "ITR"])
@@ -339,9 +339,9 @@ def test_miuvig_knows_each_genome_type():
 
 
 def test_miuvig_describes_each_virus():
-    [batch] = make_batches(called(phage(), "x"), (MIUVIG_TABLE,), STANDARD)
-    [line] = bytes(batch.rows[MIUVIG_TABLE.file]).decode().splitlines()
-    row = dict(zip(MIUVIG_TABLE.columns, line.split("\t"), strict=True))
+    [batch] = make_batches(called(phage(), "x"), (RunOutput.MIUVIG_TABLE,), STANDARD)
+    [line] = bytes(batch.rows[RunOutput.MIUVIG_TABLE.file]).decode().splitlines()
+    row = dict(zip(RunOutput.MIUVIG_TABLE.columns, line.split("\t"), strict=True))
     software = f"VirNucPro;{__version__}"
     assert row["virus"] == "x" and row["samp_name"] == "file"
     assert row["detec_type"] == "independent sequence (UViG)"
@@ -382,6 +382,6 @@ def test_miuvig_terms(identity, expected):
 
 
 def test_no_genes_option_writes_no_gene_files():
-    outputs = (GENE_TABLE, GENE_GFF3, PROTEIN_FASTA)
+    outputs = (RunOutput.GENE_TABLE, RunOutput.GENE_GFF3, RunOutput.PROTEIN_FASTA)
     [batch] = make_batches(called(phage(), "x"), outputs, STANDARD, finds_genes=False)
     assert not batch.rows

@@ -20,7 +20,7 @@ from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.types import FastaRecord
 from virnucpro.results.call_rows import find_viruses
 from virnucpro.results.counts import LENGTH_CLASSES
-from virnucpro.results.outputs import VIRUS_TABLE
+from virnucpro.results.outputs import RunOutput
 from virnucpro.results.report.virus_rows import count_groups, find_records
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
@@ -249,7 +249,10 @@ def test_page_of_proteins_has_no_groups(tmp_path):
     write(tmp_path / "in.fa", protein="MKTAYIAKQR" * 12)
     predict(tmp_path / "in.fa", to=tmp_path / "run", threshold=0.0, report=True)
     [row] = rows(tmp_path / "run/viruses.tsv")
-    assert not any(row[name] for name in VIRUS_TABLE.columns[VIRUS_TABLE.columns.index("family") :])
+    assert not any(
+        row[name]
+        for name in RunOutput.VIRUS_TABLE.columns[RunOutput.VIRUS_TABLE.columns.index("family") :]
+    )
     assert not row["group"]
     assert "Kinds of viruses" not in (tmp_path / "run/report.html").read_text()
 

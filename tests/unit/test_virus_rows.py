@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from virnucpro.core.helper_pool import HelperPool, TaskRunner
-from virnucpro.results.outputs import GENE_TABLE, VIRUS_TABLE, OutputFile
+from virnucpro.results.outputs import OutputFile, RunOutput
 from virnucpro.results.report.virus_rows import (
     NO_CLASS,
     ListedVirus,
@@ -48,7 +48,7 @@ def test_best_proviruses_come_first(tmp_path, helpers):
         for number, score in enumerate((0.6, 0.9, 0.7))
     ]
     rows.insert(1, {"virus": "whole", "file": "a", "extent": "whole", "score": 0.99})
-    table = write(tmp_path / "viruses.tsv", VIRUS_TABLE, rows)
+    table = write(tmp_path / "viruses.tsv", RunOutput.VIRUS_TABLE, rows)
     found = best_proviruses(table, 2, helpers)
     assert [(virus.record, virus.score) for virus in found] == [("p1", 0.9), ("p2", 0.7)]
     assert {(virus.extent, virus.group) for virus in found} == {("provirus", "phage")}
@@ -62,7 +62,7 @@ def test_classes_are_counted_by_file(tmp_path, helpers):
         {"file": "b", "taxonomy": CORONA, "group": "RNA+"},
         {"file": "b"},  # a protein
     ]
-    table = write(tmp_path / "viruses.tsv", VIRUS_TABLE, rows)
+    table = write(tmp_path / "viruses.tsv", RunOutput.VIRUS_TABLE, rows)
     counts = count_classes(table, helpers)
     expected = {("a", "Caudoviricetes"): 1, ("a", NO_CLASS): 1, ("b", "Pisoniviricetes"): 1}
     assert counts == expected
@@ -97,7 +97,7 @@ def test_gene_map_draws_each_strand(tmp_path, helpers):
         {**gene, "gene": "w_1", "virus": "w", "record": "w"},
         {**gene, "gene": "v_1", "file": "b", "log_odds": 1},
     ]
-    table = write(tmp_path / "genes.tsv", GENE_TABLE, rows)
+    table = write(tmp_path / "genes.tsv", RunOutput.GENE_TABLE, rows)
     [drawn] = read_gene_maps(table, [listed("v"), listed("none")], helpers)
     assert (drawn.virus, drawn.length, drawn.n_genes) == ("v", 1_000, 3)
     forward, reverse, last, first = drawn.arrows  # the gene over the origin has two parts
@@ -111,7 +111,9 @@ def test_gene_map_draws_each_strand(tmp_path, helpers):
 
 def test_whole_record_with_a_cut_name_has_its_map(tmp_path, helpers):
     row = {"gene": "v|whole_5_900_1", "virus": "v|whole_5_900", "record": "v", "file": "a"}
-    table = write(tmp_path / "genes.tsv", GENE_TABLE, [{**row, "strand": "+", "log_odds": 1}])
+    table = write(
+        tmp_path / "genes.tsv", RunOutput.GENE_TABLE, [{**row, "strand": "+", "log_odds": 1}]
+    )
     assert [drawn.virus for drawn in read_gene_maps(table, [listed("v")], helpers)] == ["v"]
     provirus = listed("v|whole_5_900")._replace(extent="provirus")
     assert [drawn.virus for drawn in read_gene_maps(table, [provirus], helpers)] == [

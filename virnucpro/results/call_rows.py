@@ -18,26 +18,7 @@ from virnucpro.results.counts import LENGTH_CLASSES, NO_HIT, RecordCounts, sampl
 from virnucpro.results.gene_rows import gene_gff3, gene_table, protein_fasta
 from virnucpro.results.miuvig import miuvig_rows
 from virnucpro.results.names import bed_chrom, gff3_seqid, gff3_value, tsv_line
-from virnucpro.results.outputs import (
-    CHUNK_TABLE,
-    FAILED_SEQUENCES,
-    FRAME_TABLE,
-    GENE_GFF3,
-    GENE_TABLE,
-    MIUVIG_TABLE,
-    ORIGIN,
-    PROTEIN_FASTA,
-    RECORD_TABLE,
-    REGION_BED,
-    REGION_FASTA,
-    REGION_GFF3,
-    REGION_TABLE,
-    TRACKS,
-    VIRAL_FASTA,
-    VIRUS_FASTA,
-    VIRUS_TABLE,
-    OutputFile,
-)
+from virnucpro.results.outputs import ORIGIN, OutputFile, RunOutput
 from virnucpro.results.row_batches import RowBatch, Rows, sort_rows
 from virnucpro.results.tsv import (
     EMPTY,
@@ -587,20 +568,20 @@ def _track_rows(results: CalledRecords) -> bytes | None:
 _MakeRows: TypeAlias = Callable[[CalledRecords], bytes | None]
 # Makes the rows of neighbouring records for an output, or None if they do not need the file.
 CALL_ROWS: Mapping[OutputFile, _MakeRows] = {
-    RECORD_TABLE: lambda results: record_rows(results.calls),
-    FRAME_TABLE: lambda results: frame_rows(results.frames),
-    CHUNK_TABLE: lambda results: chunk_rows(results.frames),
-    VIRAL_FASTA: _viral_fasta,
-    VIRUS_TABLE: _virus_rows,
-    VIRUS_FASTA: _virus_fasta,
-    MIUVIG_TABLE: _miuvig_rows,
-    GENE_TABLE: gene_table,
-    GENE_GFF3: gene_gff3,
-    PROTEIN_FASTA: protein_fasta,
-    REGION_TABLE: _table_rows,
-    REGION_BED: partial(_region_rows, _bed_row),
-    REGION_GFF3: partial(_region_rows, _gff_row),
-    REGION_FASTA: partial(_region_rows, _fasta_row),
-    TRACKS: _track_rows,
-    FAILED_SEQUENCES: _failed_fasta,
+    RunOutput.RECORD_TABLE: lambda results: record_rows(results.calls),
+    RunOutput.FRAME_TABLE: lambda results: frame_rows(results.frames),
+    RunOutput.CHUNK_TABLE: lambda results: chunk_rows(results.frames),
+    RunOutput.VIRAL_FASTA: _viral_fasta,
+    RunOutput.VIRUS_TABLE: _virus_rows,
+    RunOutput.VIRUS_FASTA: _virus_fasta,
+    RunOutput.MIUVIG_TABLE: _miuvig_rows,
+    RunOutput.GENE_TABLE: gene_table,
+    RunOutput.GENE_GFF3: gene_gff3,
+    RunOutput.PROTEIN_FASTA: protein_fasta,
+    RunOutput.REGION_TABLE: _table_rows,
+    RunOutput.REGION_BED: partial(_region_rows, _bed_row),
+    RunOutput.REGION_GFF3: partial(_region_rows, _gff_row),
+    RunOutput.REGION_FASTA: partial(_region_rows, _fasta_row),
+    RunOutput.TRACKS: _track_rows,
+    RunOutput.FAILED_SEQUENCES: _failed_fasta,
 }

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from virnucpro.core.recipe import Status
 from virnucpro.core.types import FRAMES_FAILED, Records
 from virnucpro.results.counts import RecordCounts, sample_ranges, sum_counts
-from virnucpro.results.outputs import EMBEDDED_TABLE, FAILED_SEQUENCES, OutputFile
+from virnucpro.results.outputs import OutputFile, RunOutput
 from virnucpro.results.row_batches import RowBatch, Rows
 from virnucpro.results.tsv import format_fasta, format_integers, format_rows, quoted_texts
 
@@ -110,8 +110,8 @@ def make_batches(
 def _make_rows(results: EmbeddedRecords, outputs: Iterable[OutputFile]) -> Rows:
     # Makes the rows of neighbouring records for an output, or None if they do not need the file.
     embedding_rows = {
-        EMBEDDED_TABLE: _record_rows,
-        FAILED_SEQUENCES: _failed_fasta,
+        RunOutput.EMBEDDED_TABLE: _record_rows,
+        RunOutput.FAILED_SEQUENCES: _failed_fasta,
     }
     rows = {}
     for output in outputs:

@@ -1,8 +1,8 @@
 """Describe the outputs that a run writes record by record: their files and columns.
 
-``OUTPUTS`` lists them by command, and the run folder protects, clears and verifies them by name.
-``call_rows`` and ``embedding_rows`` make the rows, as text, in any process. A new output needs a
-description in ``OUTPUTS`` and a function for its rows.
+``RunOutput`` describes them, and ``OUTPUTS`` lists them by command. The run folder protects, clears
+and verifies them by name. ``call_rows`` and ``embedding_rows`` make the rows, as text, in any
+process. A new output needs a description, a place in ``OUTPUTS`` and a function for its rows.
 """
 
 from __future__ import annotations
@@ -100,58 +100,6 @@ class OutputFile:
             yield dict(zip(columns, values, strict=True))
 
 
-# Records, frames and chunks
-
-RECORD_TABLE = OutputFile(
-    RECORD_TABLES["predict"],
-    "every record, with its status, call, score and evidence",
-    (
-        "record",
-        "file",
-        "length",
-        "status",
-        "call",
-        "virus_score",
-        "fdr",
-        "n_chunks",
-        "n_chunks_scored",
-        "n_frames_scored",
-        "base_score",
-        "note",
-        "evidence",
-        "known_family",
-        "n_known_kmers",
-    ),
-    later_columns=frozenset({"evidence", "known_family", "n_known_kmers"}),
-)
-# For a run that calls nothing.
-EMBEDDED_TABLE = OutputFile(
-    RECORD_TABLES["extract"],
-    "every record, with its status",
-    ("record", "file", "length", "status", "n_chunks", "n_embedded", "note"),
-)
-# Every frame with a score, and every chunk with such a frame, sorted by id. The formats are those
-# of the original VirNucPro.
-FRAME_TABLE = OutputFile(
-    "prediction_results.txt",
-    columns=("Sequence_ID", "Prediction", "score1", "score2"),
-)
-CHUNK_TABLE = OutputFile(
-    "prediction_results_highestscore.csv",
-    columns=("Modified_ID", "Is_Virus"),
-    is_sorted=True,
-)
-VIRAL_FASTA = OutputFile("viral.fasta", "the records called virus, with their original headers")
-FAILED_SEQUENCES = OutputFile(
-    run_dir.FAILED_SEQUENCES,
-    "the failed sequences, to correct and run again",
-    per_file=False,
-    is_optional=True,
-)
-
-
-# Viruses
-
 _LINEAGE_COLUMNS = (
     "taxonomy",
     "genus",
@@ -161,216 +109,273 @@ _LINEAGE_COLUMNS = (
     "completeness",
     "completeness_method",
 )
-# One row per virus. Its name is also its sequence id in the FASTA file.
-VIRUS_TABLE = OutputFile(
-    "viruses.tsv",
-    "every virus: records and proviruses, with score, fdr, position, group and lineage",
-    (
-        "virus",
-        "record",
-        "file",
-        "extent",
-        "start",
-        "end",
-        "length",
-        "score",
-        "fdr",
-        "note",
-        "group",
-        "group_probability",
-        "family",
-        "family_kmers",
-        "family_share",
-        "topology",
-        "repeat_length",
-        *_LINEAGE_COLUMNS,
-    ),
-    later_columns=frozenset(_LINEAGE_COLUMNS),
-    old_names={
-        "kind": "extent",
-        "virus_kind": "group",
-        "kind_probability": "group_probability",
-        "kin": "family",
-        "kin_words": "family_kmers",
-        "kin_share": "family_share",
-    },
-)
-VIRUS_FASTA = OutputFile("viruses.fasta", "their sequences")
-# One row per virus, in the terms of a checklist: see ``miuvig``.
-MIUVIG_TABLE = OutputFile(
-    "miuvig.tsv",
-    "their description by MIUViG, for a submission to GenBank",
-    (
-        "virus",
-        "samp_name",
-        "detec_type",
-        "pred_genome_type",
-        "pred_genome_struc",
-        "topology",
-        "number_contig",
-        "assembly_qual",
-        "compl_score",
-        "compl_software",
-        "compl_appr",
-        "checkv_quality",
-        "taxonomy",
-        "tax_ident",
-        "tax_class",
-        "host_pred_appr",
-        "host_pred_est_acc",
-        "vir_ident_software",
-        "feat_pred",
-        "ref_db",
-        "sim_search_meth",
-    ),
-)
-# One row per gene. Positions are those in the sequence of the virus.
-GENE_TABLE = OutputFile(
-    "genes.tsv",
-    "the genes of each virus, with what they resemble, also as .gff3",
-    (
-        "gene",
-        "virus",
-        "record",
-        "file",
-        "start",
-        "end",
-        "strand",
-        "n_residues",
-        "partial",
-        "start_codon",
-        "coding_score",
-        "log_odds",
-        "n_known_kmers",
-        "known_family",
-    ),
-    is_optional=True,
-)
-GENE_GFF3 = OutputFile("genes.gff3", columns=("##gff-version 3",), is_optional=True)
-PROTEIN_FASTA = OutputFile("proteins.faa", "their proteins", is_optional=True)
 
 
-# Samples
+class RunOutput:
+    """All outputs of runs."""
 
-SAMPLE_TABLE = OutputFile(
-    "samples.tsv",
-    "one row per input file, or pair of read files",
-    # The columns virus_* correspond to ``counts.LENGTH_CLASSES``.
-    (
-        "file",
-        "status",
-        "n_records",
-        "n_scored",
-        "n_virus",
-        "virus_below_1000",
-        "virus_1000_to_2999",
-        "virus_3000_to_9999",
-        "virus_from_10000",
-        "n_provirus",
-        "n_regions",
-        "best_record",
-        "best_score",
-        "n_failed",
-        "path",
-        "error",
-        "groups",
-        "families",
-    ),
-    per_file=False,
-    old_names={"kinds": "groups"},
-)
-EMBEDDED_SAMPLE_TABLE = replace(
-    SAMPLE_TABLE,
-    columns=("file", "status", "n_records", "n_embedded", "n_failed", "path", "error"),
-)
-MULTIQC = OutputFile(
-    "virnucpro_mqc.tsv",
-    "counts of every sample, for MultiQC",
-    per_file=False,
-)
-MULTIQC_FAMILIES = OutputFile(
-    "virnucpro_families_mqc.tsv",
-    "viruses of every sample by family, for MultiQC",
-    per_file=False,
-    is_optional=True,
-)
-FAILED_FILES = OutputFile(
-    "failed_files.txt",
-    "what failed in each file",
-    per_file=False,
-    is_optional=True,
-)
+    # records, frames and chunks
 
+    RECORD_TABLE = OutputFile(
+        RECORD_TABLES["predict"],
+        "every record, with its status, call, score and evidence",
+        (
+            "record",
+            "file",
+            "length",
+            "status",
+            "call",
+            "virus_score",
+            "fdr",
+            "n_chunks",
+            "n_chunks_scored",
+            "n_frames_scored",
+            "base_score",
+            "note",
+            "evidence",
+            "known_family",
+            "n_known_kmers",
+        ),
+        later_columns=frozenset({"evidence", "known_family", "n_known_kmers"}),
+    )
+    # For a run that calls nothing.
+    EMBEDDED_TABLE = OutputFile(
+        RECORD_TABLES["extract"],
+        "every record, with its status",
+        ("record", "file", "length", "status", "n_chunks", "n_embedded", "note"),
+    )
+    # Every frame with a score, and every chunk with such a frame, sorted by id. The formats are
+    # those of the original VirNucPro.
+    FRAME_TABLE = OutputFile(
+        "prediction_results.txt",
+        columns=("Sequence_ID", "Prediction", "score1", "score2"),
+    )
+    CHUNK_TABLE = OutputFile(
+        "prediction_results_highestscore.csv",
+        columns=("Modified_ID", "Is_Virus"),
+        is_sorted=True,
+    )
+    VIRAL_FASTA = OutputFile("viral.fasta", "the records called virus, with their original headers")
+    FAILED_SEQUENCES = OutputFile(
+        run_dir.FAILED_SEQUENCES,
+        "the failed sequences, to correct and run again",
+        per_file=False,
+        is_optional=True,
+    )
 
-# Regions
+    # viruses
 
-REGION_TABLE = OutputFile(
-    "regions.tsv",
-    "virus-like regions, also as .bed, .gff3 and .fasta",
-    (
-        "region",
-        "record",
-        "file",
-        "extent",
-        "start",
-        "end",
-        "length",
-        "posterior",
-        "call",
-        "virus_score",
-        "virus",
-        "att",
-        "class",
-        "evidence",
-        "note",
-    ),
-    is_optional=True,
-    old_names={"kind": "extent"},
-)
-REGION_BED = OutputFile("regions.bed", is_optional=True)
-REGION_GFF3 = OutputFile("regions.gff3", columns=("##gff-version 3",), is_optional=True)
-REGION_FASTA = OutputFile("regions.fasta", is_optional=True)
-TRACKS = OutputFile(
-    "tracks.tsv.gz",
-    columns=("record", "start", "end", "log_odds", "posterior"),
-    is_optional=True,
-    is_packed=True,
-)
+    # One row per virus. Its name is also its sequence id in the FASTA file.
+    VIRUS_TABLE = OutputFile(
+        "viruses.tsv",
+        "every virus: records and proviruses, with score, fdr, position, group and lineage",
+        (
+            "virus",
+            "record",
+            "file",
+            "extent",
+            "start",
+            "end",
+            "length",
+            "score",
+            "fdr",
+            "note",
+            "group",
+            "group_probability",
+            "family",
+            "family_kmers",
+            "family_share",
+            "topology",
+            "repeat_length",
+            *_LINEAGE_COLUMNS,
+        ),
+        later_columns=frozenset(_LINEAGE_COLUMNS),
+        old_names={
+            "kind": "extent",
+            "virus_kind": "group",
+            "kind_probability": "group_probability",
+            "kin": "family",
+            "kin_words": "family_kmers",
+            "kin_share": "family_share",
+        },
+    )
+    VIRUS_FASTA = OutputFile("viruses.fasta", "their sequences")
+    # One row per virus, in the terms of a checklist: see ``miuvig``.
+    MIUVIG_TABLE = OutputFile(
+        "miuvig.tsv",
+        "their description by MIUViG, for a submission to GenBank",
+        (
+            "virus",
+            "samp_name",
+            "detec_type",
+            "pred_genome_type",
+            "pred_genome_struc",
+            "topology",
+            "number_contig",
+            "assembly_qual",
+            "compl_score",
+            "compl_software",
+            "compl_appr",
+            "checkv_quality",
+            "taxonomy",
+            "tax_ident",
+            "tax_class",
+            "host_pred_appr",
+            "host_pred_est_acc",
+            "vir_ident_software",
+            "feat_pred",
+            "ref_db",
+            "sim_search_meth",
+        ),
+    )
+    # One row per gene. Positions are those in the sequence of the virus.
+    GENE_TABLE = OutputFile(
+        "genes.tsv",
+        "the genes of each virus, with what they resemble, also as .gff3",
+        (
+            "gene",
+            "virus",
+            "record",
+            "file",
+            "start",
+            "end",
+            "strand",
+            "n_residues",
+            "partial",
+            "start_codon",
+            "coding_score",
+            "log_odds",
+            "n_known_kmers",
+            "known_family",
+        ),
+        is_optional=True,
+    )
+    GENE_GFF3 = OutputFile("genes.gff3", columns=("##gff-version 3",), is_optional=True)
+    PROTEIN_FASTA = OutputFile("proteins.faa", "their proteins", is_optional=True)
+
+    # samples
+
+    SAMPLE_TABLE = OutputFile(
+        "samples.tsv",
+        "one row per input file, or pair of read files",
+        # The columns virus_* correspond to ``counts.LENGTH_CLASSES``.
+        (
+            "file",
+            "status",
+            "n_records",
+            "n_scored",
+            "n_virus",
+            "virus_below_1000",
+            "virus_1000_to_2999",
+            "virus_3000_to_9999",
+            "virus_from_10000",
+            "n_provirus",
+            "n_regions",
+            "best_record",
+            "best_score",
+            "n_failed",
+            "path",
+            "error",
+            "groups",
+            "families",
+        ),
+        per_file=False,
+        old_names={"kinds": "groups"},
+    )
+    EMBEDDED_SAMPLE_TABLE = replace(
+        SAMPLE_TABLE,
+        columns=("file", "status", "n_records", "n_embedded", "n_failed", "path", "error"),
+    )
+    MULTIQC = OutputFile(
+        "virnucpro_mqc.tsv",
+        "counts of every sample, for MultiQC",
+        per_file=False,
+    )
+    MULTIQC_FAMILIES = OutputFile(
+        "virnucpro_families_mqc.tsv",
+        "viruses of every sample by family, for MultiQC",
+        per_file=False,
+        is_optional=True,
+    )
+    FAILED_FILES = OutputFile(
+        "failed_files.txt",
+        "what failed in each file",
+        per_file=False,
+        is_optional=True,
+    )
+
+    # regions
+
+    REGION_TABLE = OutputFile(
+        "regions.tsv",
+        "virus-like regions, also as .bed, .gff3 and .fasta",
+        (
+            "region",
+            "record",
+            "file",
+            "extent",
+            "start",
+            "end",
+            "length",
+            "posterior",
+            "call",
+            "virus_score",
+            "virus",
+            "att",
+            "class",
+            "evidence",
+            "note",
+        ),
+        is_optional=True,
+        old_names={"kind": "extent"},
+    )
+    REGION_BED = OutputFile("regions.bed", is_optional=True)
+    REGION_GFF3 = OutputFile("regions.gff3", columns=("##gff-version 3",), is_optional=True)
+    REGION_FASTA = OutputFile("regions.fasta", is_optional=True)
+    TRACKS = OutputFile(
+        "tracks.tsv.gz",
+        columns=("record", "start", "end", "log_odds", "posterior"),
+        is_optional=True,
+        is_packed=True,
+    )
 
 
 # The outputs of each command
 
-# Sequences of viral records and of regions.
-SEQUENCE_FILES = (VIRAL_FASTA.file, REGION_FASTA.file)
 # What ``virnucpro regions`` writes in addition to the table of records.
 REGION_OUTPUTS: tuple[OutputFile, ...] = (
-    VIRUS_TABLE,
-    VIRUS_FASTA,
-    MIUVIG_TABLE,
-    GENE_TABLE,
-    GENE_GFF3,
-    PROTEIN_FASTA,
-    SAMPLE_TABLE,
-    MULTIQC,
-    MULTIQC_FAMILIES,
-    REGION_TABLE,
-    REGION_BED,
-    REGION_GFF3,
-    REGION_FASTA,
-    TRACKS,
+    RunOutput.VIRUS_TABLE,
+    RunOutput.VIRUS_FASTA,
+    RunOutput.MIUVIG_TABLE,
+    RunOutput.GENE_TABLE,
+    RunOutput.GENE_GFF3,
+    RunOutput.PROTEIN_FASTA,
+    RunOutput.SAMPLE_TABLE,
+    RunOutput.MULTIQC,
+    RunOutput.MULTIQC_FAMILIES,
+    RunOutput.REGION_TABLE,
+    RunOutput.REGION_BED,
+    RunOutput.REGION_GFF3,
+    RunOutput.REGION_FASTA,
+    RunOutput.TRACKS,
 )
-_FAILURES = (FAILED_SEQUENCES, FAILED_FILES)
 # The table of records comes first: it is opened first, and appears last.
 OUTPUTS: Mapping[Command, tuple[OutputFile, ...]] = {
     "predict": (
-        RECORD_TABLE,
-        FRAME_TABLE,
-        CHUNK_TABLE,
-        VIRAL_FASTA,
+        RunOutput.RECORD_TABLE,
+        RunOutput.FRAME_TABLE,
+        RunOutput.CHUNK_TABLE,
+        RunOutput.VIRAL_FASTA,
         *REGION_OUTPUTS,
-        *_FAILURES,
+        RunOutput.FAILED_SEQUENCES,
+        RunOutput.FAILED_FILES,
     ),
-    "extract": (EMBEDDED_TABLE, EMBEDDED_SAMPLE_TABLE, *_FAILURES),
+    "extract": (
+        RunOutput.EMBEDDED_TABLE,
+        RunOutput.EMBEDDED_SAMPLE_TABLE,
+        RunOutput.FAILED_SEQUENCES,
+        RunOutput.FAILED_FILES,
+    ),
 }
 
 

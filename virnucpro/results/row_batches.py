@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from virnucpro.results.counts import RecordCounts, sum_counts
-from virnucpro.results.outputs import CHUNK_TABLE
+from virnucpro.results.outputs import RunOutput
 
 # Output file name -> text. Outputs without text may be missing.
 Rows: TypeAlias = Mapping[str, bytes | memoryview]
@@ -54,7 +54,7 @@ def _concatenate(rows: Rows, later_rows: Rows) -> Rows:
 
 
 def sort_rows(name: str, text: bytes) -> bytes:
-    if name != CHUNK_TABLE.file:
+    if name != RunOutput.CHUNK_TABLE.file:
         return text
     from virnucpro.results.sorted_lines import sorted_lines  # an extraction has no such table
 

@@ -13,14 +13,7 @@ from virnucpro.core.logging import escape_markup, format_count
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.results.counts import LENGTH_CLASSES, RecordCounts
 from virnucpro.results.names import tsv_line
-from virnucpro.results.outputs import (
-    EMBEDDED_SAMPLE_TABLE,
-    FAILED_FILES,
-    MULTIQC,
-    MULTIQC_FAMILIES,
-    SAMPLE_TABLE,
-    OutputFile,
-)
+from virnucpro.results.outputs import OutputFile, RunOutput
 from virnucpro.sequences.inputs import InputFile
 
 _MAX_FAMILIES = 20  # bars in the graph for MultiQC, besides the others
@@ -224,9 +217,9 @@ def _failure_lines(output_dir: OutputDir, counts_by_sample: Mapping[str, RecordC
 _LastLines: TypeAlias = Callable[[OutputDir, Mapping[str, RecordCounts]], str]
 # Output -> function that makes its last lines from the counts of each sample.
 LAST_LINES: Mapping[OutputFile, _LastLines] = {
-    SAMPLE_TABLE: _sample_lines,
-    EMBEDDED_SAMPLE_TABLE: _embedded_sample_lines,
-    MULTIQC: _multiqc_lines,
-    MULTIQC_FAMILIES: _family_lines,
-    FAILED_FILES: _failure_lines,
+    RunOutput.SAMPLE_TABLE: _sample_lines,
+    RunOutput.EMBEDDED_SAMPLE_TABLE: _embedded_sample_lines,
+    RunOutput.MULTIQC: _multiqc_lines,
+    RunOutput.MULTIQC_FAMILIES: _family_lines,
+    RunOutput.FAILED_FILES: _failure_lines,
 }

@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from virnucpro.core.recipe import STATUSES, Command, Status
-from virnucpro.results.outputs import (
-    EMBEDDED_TABLE,
-    FRAME_TABLE,
-    ORIGIN,
-    RECORD_TABLE,
-    REGION_TABLE,
-    VIRUS_TABLE,
-)
+from virnucpro.results.outputs import ORIGIN, RunOutput
 from virnucpro.viral.types import Call, Identity, Region
 
 RecordKey = tuple[str, str]  # sample and id of a record
@@ -23,7 +16,7 @@ RecordKey = tuple[str, str]  # sample and id of a record
 
 def read_calls(path: Path, hint: str) -> Iterator[Call]:
     """Open a table of records now, and yield its calls later: see ``OutputFile.rows_at``."""
-    return RECORD_TABLE.rows_at(path, parse_call, hint)
+    return RunOutput.RECORD_TABLE.rows_at(path, parse_call, hint)
 
 
 def read_records(command: Command, path: Path, hint: str) -> Iterator[Call]:
@@ -33,22 +26,22 @@ def read_records(command: Command, path: Path, hint: str) -> Iterator[Call]:
     """
     if command == "predict":
         return read_calls(path, hint)
-    return EMBEDDED_TABLE.rows_at(path, _parse_embedded, hint)
+    return RunOutput.EMBEDDED_TABLE.rows_at(path, _parse_embedded, hint)
 
 
 def read_regions(path: Path, hint: str) -> Iterator[tuple[RecordKey, Region]]:
     """Open a table of regions now, and yield them later, each with its record."""
-    return REGION_TABLE.rows_at(path, parse_region, hint)
+    return RunOutput.REGION_TABLE.rows_at(path, parse_region, hint)
 
 
 def read_identities(path: Path, hint: str) -> Iterator[tuple[RecordKey, Identity]]:
     """Open a table of viruses now, and yield their identities later, each with its record."""
-    return VIRUS_TABLE.rows_at(path, parse_identity, hint)
+    return RunOutput.VIRUS_TABLE.rows_at(path, parse_identity, hint)
 
 
 def read_frame_scores(path: Path, hint: str) -> Iterator[tuple[str, float]]:
     """Open a table of frames now, and yield their ids and virus scores later."""
-    return FRAME_TABLE.rows_at(path, _parse_frame, hint)
+    return RunOutput.FRAME_TABLE.rows_at(path, _parse_frame, hint)
 
 
 def _parse_frame(row: dict[str, str]) -> tuple[str, float]:

@@ -34,7 +34,7 @@ from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord
 from virnucpro.models.family import ModelFile
 from virnucpro.results.names import tsv_line
-from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE, open_run_dir
+from virnucpro.results.outputs import RunOutput, open_run_dir
 from virnucpro.results.table_readers import read_calls, read_regions
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
@@ -112,11 +112,11 @@ def _measure(
 ) -> dict[str, RegionScores]:
     """Score each sequence in the run. A sequence that the truth omits has no prophage."""
     again = "run the same command with --resume"
-    calls = list(read_calls(rundir.output(RECORD_TABLE.file), again))
+    calls = list(read_calls(rundir.output(RunOutput.RECORD_TABLE.file), again))
     _check_names([call.record_id for call in calls], truths)
     regions: dict[str, list[Span]] = {}
-    if rundir.output(REGION_TABLE.file).exists():
-        for (_, name), region in read_regions(rundir.output(REGION_TABLE.file), again):
+    if rundir.output(RunOutput.REGION_TABLE.file).exists():
+        for (_, name), region in read_regions(rundir.output(RunOutput.REGION_TABLE.file), again):
             regions.setdefault(name, []).append((region.start, region.end))
     figures = {}
     for name, n_bases in ((call.record_id, call.length) for call in calls):

@@ -17,14 +17,7 @@ from typing import TypeAlias
 from virnucpro.core.atomic_io import open_regular_file
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.logging import printable
-from virnucpro.results.outputs import (
-    CHUNK_TABLE,
-    FRAME_TABLE,
-    RECORD_TABLE,
-    VIRUS_TABLE,
-    OutputFile,
-    open_run_dir,
-)
+from virnucpro.results.outputs import OutputFile, RunOutput, open_run_dir
 from virnucpro.results.table_readers import parse_call, parse_identity
 from virnucpro.store.checksums import Outputs
 
@@ -124,7 +117,7 @@ def _find_tables(path: Path) -> dict[str, Path]:
             return {name: path}
     raise InputError(
         f"{printable(path)} is not a table of results",
-        hint=f"name a folder, or a file such as {FRAME_TABLE.file}",
+        hint=f"name a folder, or a file such as {RunOutput.FRAME_TABLE.file}",
     )
 
 
@@ -229,8 +222,8 @@ def _virus_differences(row: dict[str, str]) -> _Row:
 
 
 _READERS: dict[str, tuple[OutputFile, Callable[[dict[str, str]], _Row]]] = {
-    "frames": (FRAME_TABLE, _frame_differences),
-    "chunks": (CHUNK_TABLE, _chunk_differences),
-    "records": (RECORD_TABLE, _record_differences),
-    "viruses": (VIRUS_TABLE, _virus_differences),
+    "frames": (RunOutput.FRAME_TABLE, _frame_differences),
+    "chunks": (RunOutput.CHUNK_TABLE, _chunk_differences),
+    "records": (RunOutput.RECORD_TABLE, _record_differences),
+    "viruses": (RunOutput.VIRUS_TABLE, _virus_differences),
 }

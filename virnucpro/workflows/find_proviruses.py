@@ -21,7 +21,7 @@ from virnucpro.core.types import FastaRecord, Records
 from virnucpro.results.call_rows import make_batches
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.output_writer import open_outputs
-from virnucpro.results.outputs import RECORD_TABLE, REGION_OUTPUTS, REGION_TABLE, open_run_dir
+from virnucpro.results.outputs import REGION_OUTPUTS, RunOutput, open_run_dir
 from virnucpro.results.report.run_report import write_run_page
 from virnucpro.results.table_readers import read_calls
 from virnucpro.sequences.inputs import InputFile
@@ -37,7 +37,7 @@ from virnucpro.workflows.predict_model_config import find_region_model
 from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
 from virnucpro.workflows.write_tables import locate_outputs
 
-TABLE = REGION_TABLE.file
+TABLE = RunOutput.REGION_TABLE.file
 
 
 def find_regions(asked: RegionsOptions, on_event: EventHandler) -> RecordCounts:
@@ -62,7 +62,7 @@ def find_regions(asked: RegionsOptions, on_event: EventHandler) -> RecordCounts:
             manifest.recipe.genetic_code, None, options.region_model, options.min_posterior
         )
         announce(f"regions: by a model that was trained on {finder.model.training}")
-        with Outputs(rundir).rewriting((RECORD_TABLE.file, *written)):
+        with Outputs(rundir).rewriting((RunOutput.RECORD_TABLE.file, *written)):
             tally = _write_files(
                 rundir,
                 replace(manifest, taken=present.taken),
@@ -91,7 +91,7 @@ def _write_files(
     tally = RecordCounts()
     n_letters = 0
     total = InputFile.total_letters(inputs)
-    sinks = (RECORD_TABLE, *REGION_OUTPUTS)
+    sinks = (RunOutput.RECORD_TABLE, *REGION_OUTPUTS)
     per_file = rundir.samples.is_dir()
     with_own = manifest.is_qualified and per_file
     with open_outputs(sinks, locate_outputs(rundir, rundir, manifest, per_file=per_file)) as add:
@@ -156,7 +156,7 @@ def _records_and_calls(
     Raises:
         InputError: a row belongs to another record.
     """
-    path = rundir.output(RECORD_TABLE.file)
+    path = rundir.output(RunOutput.RECORD_TABLE.file)
     hint = with_options("write it again: run its command with {resume}")
     calls = read_calls(path, hint)
     for record, call in zip_longest(manifest.records(inputs), calls):

@@ -15,7 +15,7 @@ from virnucpro.core.errors import InputMissingError
 from virnucpro.core.events import STAGES
 from virnucpro.core.logging import printable
 from virnucpro.core.types import FastaRecord, Records
-from virnucpro.results.outputs import SEQUENCE_FILES
+from virnucpro.results.outputs import RunOutput
 from virnucpro.results.row_batches import RowBatch
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.taken_names import find_taken_names
@@ -59,11 +59,12 @@ def rethreshold(
     run_dir = context.run_dir
     with summary.stage(STAGES[0]):
         _check_scores(store, lost, needs_regions=context.searches_regions)
-        before = Outputs(run_dir).read_kept(SEQUENCE_FILES)
+        sequence_files = (RunOutput.VIRAL_FASTA.file, RunOutput.REGION_FASTA.file)
+        before = Outputs(run_dir).read_kept(sequence_files)
         # Opened files stay readable after they are replaced.
         viral, regions = (
             _PeekedIterator(read_fasta(run_dir.root / name) if name in before else iter(()))
-            for name in SEQUENCE_FILES
+            for name in sequence_files
         )
     lacking = set[str]()
     with summary.stage(summary.stages[-1]):

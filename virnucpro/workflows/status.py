@@ -22,7 +22,7 @@ from virnucpro.engine.device_timeline import DeviceTimeline
 from virnucpro.engine.event_log import HostProgress, WorkProgress, read_work, sum_hosts
 from virnucpro.engine.progress import Point, estimate_rate, seconds_left
 from virnucpro.models.token_estimate import estimate_tokens
-from virnucpro.results.outputs import FAILED_FILES, OUTPUTS, open_run_dir
+from virnucpro.results.outputs import OUTPUTS, RunOutput, open_run_dir
 from virnucpro.sequences.file_scan import hash_inputs
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.checksums import Outputs, has_vectors
@@ -275,7 +275,7 @@ def _describe(seen: _RunState) -> list[str]:
         lines.append(printable(f"records   {counts}"))
         lines += _describe_missing(rundir, recipe)
     lines += _next_steps(seen, step)
-    listing = rundir.output(FAILED_FILES.file)
+    listing = rundir.output(RunOutput.FAILED_FILES.file)
     if listing.exists():
         lines.append(f"failed    see {printable(listing)}")
     return lines

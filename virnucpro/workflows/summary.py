@@ -18,13 +18,7 @@ from virnucpro.core.recipe import Command, InputType
 from virnucpro.engine.progress import EmbeddingProgress
 from virnucpro.models.token_estimate import estimate_tokens
 from virnucpro.results.counts import RecordCounts
-from virnucpro.results.outputs import (
-    FAILED_FILES,
-    FAILED_SEQUENCES,
-    RECORD_TABLE,
-    VIRUS_TABLE,
-    open_run_dir,
-)
+from virnucpro.results.outputs import RunOutput, open_run_dir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
 
@@ -184,7 +178,11 @@ class Summary:
         """Return the table to read first: viruses if there are any, else all records."""
         rundir = open_run_dir(folder)
         has_viruses = self.records.n_viruses
-        return rundir.output(VIRUS_TABLE.file) if has_viruses else rundir.record_table(command)
+        return (
+            rundir.output(RunOutput.VIRUS_TABLE.file)
+            if has_viruses
+            else rundir.record_table(command)
+        )
 
     def _record_lines(self) -> Iterator[str]:
         records = self.records
@@ -195,7 +193,8 @@ class Summary:
         n_records = format_count(records.n_records, "record")
         yield f"{n_records} in {seconds:,.1f} s{': ' * bool(statuses)}{statuses}"
         if self.cut and records.n_records and not records.statuses["scored"]:
-            yield f"no record was scored: see the columns status and note of {RECORD_TABLE.file}"
+            table = RunOutput.RECORD_TABLE.file
+            yield f"no record was scored: see the columns status and note of {table}"
 
     def _engine_lines(self) -> Iterator[str]:
         if n_frames := self.records.n_frames:
@@ -230,7 +229,7 @@ class Summary:
         )
 
     def _repair_lines(self, folder: Path) -> list[str]:
-        listing = printable(folder / FAILED_FILES.file)
+        listing = printable(folder / RunOutput.FAILED_FILES.file)
         lines: list[str] = []
         if self.n_slices is not None:  # no table is written yet
             listing = f"virnucpro status {printable(folder)}"
@@ -253,7 +252,7 @@ class Summary:
             lines += [
                 f"failed: {format_count(n, self.unit)}: see {listing}",
                 "  run with --resume to try the same sequences again, or fix them and run with",
-                f"  --resume --add --input {printable(folder / FAILED_SEQUENCES.file)}",
+                f"  --resume --add --input {printable(folder / RunOutput.FAILED_SEQUENCES.file)}",
             ]
         return lines
 

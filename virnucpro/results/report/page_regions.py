@@ -15,7 +15,7 @@ import numpy as np
 
 from virnucpro.core.logging import escape_markup, printable
 from virnucpro.core.numeric import FloatArray
-from virnucpro.results.outputs import REGION_TABLE, TRACKS
+from virnucpro.results.outputs import RunOutput
 from virnucpro.results.report.page_data import join_lines, scale
 from virnucpro.results.report.run_json import Key
 from virnucpro.results.table_blocks import TableBlock, open_table_reader, split_table
@@ -49,10 +49,12 @@ def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:
     max_listed = 5_000  # records whose regions a page lists
     n_regions = Counter[Key]()
     listed: ListedRegions = {}
-    for span in split_table(table, REGION_TABLE.old_names):
+    for span in split_table(table, RunOutput.REGION_TABLE.old_names):
         with open_table_reader(table):
-            rows = zip(*span.read().columns(REGION_TABLE.columns), strict=True)
-            for row in (dict(zip(REGION_TABLE.columns, values, strict=True)) for values in rows):
+            rows = zip(*span.read().columns(RunOutput.REGION_TABLE.columns), strict=True)
+            for row in (
+                dict(zip(RunOutput.REGION_TABLE.columns, values, strict=True)) for values in rows
+            ):
                 key, region = parse_region(row)
                 listed.setdefault(key, (row["region"].rpartition("|")[0], []))[1].append(region)
                 if region.extent != "whole":  # the other part of a region over the origin counts
@@ -86,7 +88,7 @@ def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Float
         gzip.open(path, "rb") as lines,
     ):
         header = lines.readline().decode("utf-8", "surrogateescape")
-        if missing := set(TRACKS.columns) - set(header.split()):
+        if missing := set(RunOutput.TRACKS.columns) - set(header.split()):
             raise ValueError(f"it has no column {min(missing)}")
         while data := b"".join(lines.readlines(track_bytes_at_once)):
             block = TableBlock.from_bytes(data, header)

@@ -19,14 +19,7 @@ from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.logging import LOGGER, escape_markup, format_count, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import STATUSES
-from virnucpro.results.outputs import (
-    EMBEDDED_SAMPLE_TABLE,
-    FAILED_FILES,
-    FAILED_SEQUENCES,
-    OUTPUTS,
-    SAMPLE_TABLE,
-    open_run_dir,
-)
+from virnucpro.results.outputs import OUTPUTS, RunOutput, open_run_dir
 from virnucpro.results.report.aggregates import RecordRows, RunCounts, length_classes
 from virnucpro.results.report.charts import GIB, Chart, device_charts
 from virnucpro.results.report.citation import select_works
@@ -251,12 +244,13 @@ def _warnings(run: RunFiles) -> Iterator[tuple[str, str]]:
         )
     if n_refused:
         files = format_count(n_refused, "input file")
-        yield "bad", f"{files} could not be read: see {FAILED_FILES.file}."
+        yield "bad", f"{files} could not be read: see {RunOutput.FAILED_FILES.file}."
     if n_failed:
         yield (
             "bad",
-            f"{format_count(n_failed, 'frame')} without a vector: see {FAILED_FILES.file}. Correct "
-            f"{FAILED_SEQUENCES.file}, and add it with --resume --add --input.",
+            f"{format_count(n_failed, 'frame')} without a vector: see "
+            f"{RunOutput.FAILED_FILES.file}. Correct {RunOutput.FAILED_SEQUENCES.file}, and add it "
+            "with --resume --add --input.",
         )
     if not counts.n_records:
         yield "mind", "The input has no records."
@@ -287,7 +281,7 @@ def _samples(run: RunFiles) -> dict[str, object] | None:
     """Return columns for the sample table. None: a single file, or no table."""
     not_shown = ("path", "error", "families")  # sample columns
     is_extract = run.command == "extract"
-    output = EMBEDDED_SAMPLE_TABLE if is_extract else SAMPLE_TABLE
+    output = RunOutput.EMBEDDED_SAMPLE_TABLE if is_extract else RunOutput.SAMPLE_TABLE
     shown = [name for name in output.columns if name not in not_shown]
     table = run.rundir.output(output.file)
     with open_table_reader(table):

@@ -14,7 +14,7 @@ import numpy as np
 
 from virnucpro.core.helper_pool import TaskRunner
 from virnucpro.results.counts import LENGTH_CLASSES
-from virnucpro.results.outputs import VIRUS_TABLE
+from virnucpro.results.outputs import RunOutput
 from virnucpro.results.report.aggregates import CountTask, cross_table
 from virnucpro.results.report.run_json import Key
 from virnucpro.results.table_blocks import NO_OLD_NAMES, TableBlock, split_table
@@ -91,7 +91,7 @@ def best_proviruses(table: Path, n: int, helpers: TaskRunner[None]) -> list[List
         InputError: the table is damaged.
         OSError: the table cannot be read.
     """
-    spans = split_table(table, VIRUS_TABLE.old_names)
+    spans = split_table(table, RunOutput.VIRUS_TABLE.old_names)
     find = partial(_proviruses_in, n)
     found = chain.from_iterable(helpers.map_in_order(CountTask(span, find) for span in spans))
     return sorted(found, key=attrgetter("score"), reverse=True)[:n]
@@ -134,7 +134,7 @@ def count_classes(table: Path, helpers: TaskRunner[None]) -> Counter[tuple[str, 
         InputError: the table is damaged.
         OSError: the table cannot be read.
     """
-    spans = split_table(table, VIRUS_TABLE.old_names)
+    spans = split_table(table, RunOutput.VIRUS_TABLE.old_names)
     counts = Counter[tuple[str, str]]()
     for block_counts in helpers.map_in_order(CountTask(span, _classes_in) for span in spans):
         counts.update(block_counts)
@@ -335,7 +335,7 @@ def count_groups(table: Path, helpers: TaskRunner[None]) -> GroupCounts:
     families: Counter[str] = Counter()
     for block_groups, block_families in helpers.map_in_order(
         CountTask(span, _count_groups_of_block)
-        for span in split_table(table, VIRUS_TABLE.old_names)
+        for span in split_table(table, RunOutput.VIRUS_TABLE.old_names)
     ):
         groups.update(block_groups)
         families.update(block_families)

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from virnucpro.results.counts import LENGTH_CLASSES
-from virnucpro.results.outputs import GENE_TABLE, REGION_TABLE, TRACKS, VIRUS_TABLE
+from virnucpro.results.outputs import RunOutput
 from virnucpro.results.report.aggregates import length_classes
 from virnucpro.results.report.page_regions import (
     ListedRecord,
@@ -64,15 +64,15 @@ def make_virus_sections(run: RunFiles) -> Sections:
         "scores": scores_by_length(run.counts, run.rows, run.facts.cut, run.letters),
         "regions": first_regions(files.listed),
     }
-    data = region_data(files.listed, run.rundir.output(TRACKS.file))
+    data = region_data(files.listed, run.rundir.output(RunOutput.TRACKS.file))
     return Sections(content, data, files.n_regions)
 
 
 def _read_files(run: RunFiles) -> _VirusFiles:
     rundir = run.rundir
     helpers = run.helpers
-    n_regions, listed = read_page_regions(rundir.output(REGION_TABLE.file))
-    viruses = rundir.output(VIRUS_TABLE.file)
+    n_regions, listed = read_page_regions(rundir.output(RunOutput.REGION_TABLE.file))
+    viruses = rundir.output(RunOutput.VIRUS_TABLE.file)
     table = rundir.record_table("predict")
     top = run.rows.best(_N_TOP)
     best = set(zip(top.files, top.records, strict=True))
@@ -81,7 +81,9 @@ def _read_files(run: RunFiles) -> _VirusFiles:
         n_regions=n_regions,
         listed=list(select_listed(listed, sizes)) if run.has_table else [],
         groups=count_groups(viruses, helpers),
-        identities=find_records(viruses, best, ("group", "family"), helpers, VIRUS_TABLE.old_names),
+        identities=find_records(
+            viruses, best, ("group", "family"), helpers, RunOutput.VIRUS_TABLE.old_names
+        ),
         evidences=find_records(table, best, ("evidence",), helpers),
         proviruses=best_proviruses(viruses, _N_TOP, helpers),
         classes=count_classes(viruses, helpers),
@@ -91,7 +93,7 @@ def _read_files(run: RunFiles) -> _VirusFiles:
 def _best(run: RunFiles, files: _VirusFiles) -> dict[str, object]:
     """Describe the best viruses."""
     top = _best_viruses(run, files)
-    has_regions = run.rundir.output(REGION_TABLE.file).is_file()
+    has_regions = run.rundir.output(RunOutput.REGION_TABLE.file).is_file()
     return {
         "n_within": files.n_regions.total(),
         "looked_for_regions": has_regions or run.facts.section("counts").get("n_regions") == 0,
@@ -101,7 +103,7 @@ def _best(run: RunFiles, files: _VirusFiles) -> dict[str, object]:
         "has_groups": any(virus.group for virus in top),
         "has_evidence": any(virus.evidence for virus in top),
         "has_proviruses": any(virus.extent == "provirus" for virus in top),
-        "gene_maps": read_gene_maps(run.rundir.output(GENE_TABLE.file), top, run.helpers),
+        "gene_maps": read_gene_maps(run.rundir.output(RunOutput.GENE_TABLE.file), top, run.helpers),
     }
 
 

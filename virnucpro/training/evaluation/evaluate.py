@@ -36,7 +36,7 @@ from virnucpro.core.recipe import Recipe
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.results.outputs import FRAME_TABLE, RECORD_TABLE, open_run_dir
+from virnucpro.results.outputs import RunOutput, open_run_dir
 from virnucpro.results.table_readers import read_calls, read_frame_scores
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.genetic_code import GeneticCode
@@ -345,7 +345,7 @@ def _read_fragments(
     calls = {
         call.record_id: call
         for call in read_calls(
-            open_run_dir(question.run_folder).output(RECORD_TABLE.file), _CHANGED_FOLDER
+            open_run_dir(question.run_folder).output(RunOutput.RECORD_TABLE.file), _CHANGED_FOLDER
         )
         if call.status in ("scored", "no_orf", "too_short")
     }
@@ -389,7 +389,7 @@ def read_chunks(
     records: list[LabelledRecord] = []
     code = GeneticCode.from_number(recipe.genetic_code)
     frame_scores = read_frame_scores(
-        open_run_dir(question.run_folder).output(FRAME_TABLE.file), _CHANGED_FOLDER
+        open_run_dir(question.run_folder).output(RunOutput.FRAME_TABLE.file), _CHANGED_FOLDER
     )
     for record in read_fasta(question.fasta):
         if record.id not in records_by_fragment:
