@@ -17,13 +17,7 @@ from scorer_kmers import kmer_class_table
 
 from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.genetic_code import GENETIC_CODES, STANDARD, GeneticCode
-from virnucpro.viral.features import (
-    AMINO_ACIDS,
-    LENGTH,
-    N_KMER_FEATURES,
-    RARITY,
-    KmerClassTable,
-)
+from virnucpro.viral.features import AMINO_ACIDS, KmerClass, KmerClassTable
 
 PAIRS = str.maketrans("ACGT", "TGCA")
 # of a piece whose codons are counted; codons of those but one
@@ -233,7 +227,9 @@ def features_of(
     met = [six for six in met if "N" not in six]
     proteins = ["".join(LETTERS.get(codon, "*") for codon in codons) for codons in stretch_codons]
     residues = Counter(left + right for left, right in pairwise(proteins[0] if proteins else ""))
-    kmers = [protein[i : i + LENGTH] for protein in proteins for i in range(len(protein) - 8)]
+    kmers = [
+        protein[i : i + KmerClassTable.K] for protein in proteins for i in range(len(protein) - 8)
+    ]
     owners = Counter(owner_of(kmer) for kmer in kmers if "*" not in kmer)
     n_kmers = max(1, owners.total())
     figures = figures_of(sequence, code)
@@ -247,8 +243,10 @@ def features_of(
         *palindromes_of(sequence),
         *figures,
         *(
-            sqrt(owners[owner] * (RARITY if owner in (2, 4) else 1) / n_kmers)
-            for owner in range(1, N_KMER_FEATURES + 1)
+            sqrt(
+                owners[owner] * (KmerClassTable.SAMPLED_ONE_IN if owner in (2, 4) else 1) / n_kmers
+            )
+            for owner in range(1, len(KmerClass) + 1)
         ),
         *log_ratios(longest, gc),
         *log_ratios(long, gc),
@@ -462,7 +460,10 @@ def kmers_in(text: str) -> set[str]:
             for frame in range(3):
                 codons = (strand[i : i + 3] for i in range(frame, len(strand) - 2, 3))
                 protein = "".join(letters.get(codon, "*") for codon in codons)
-                found.update(protein[i : i + LENGTH] for i in range(len(protein) - LENGTH + 1))
+                found.update(
+                    protein[i : i + KmerClassTable.K]
+                    for i in range(len(protein) - KmerClassTable.K + 1)
+                )
     return {kmer for kmer in found if "*" not in kmer}
 
 

@@ -11,10 +11,9 @@ from virnucpro.core.numeric import BoolArray, FloatArray
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import Digits
 from virnucpro.viral.features import (
-    N_CODONS,
-    N_FEATURES,
     Features,
     KmerClassTable,
+    WindowFeatures,
     layout_features,
     library_input,
 )
@@ -40,7 +39,7 @@ def featurize_pieces(
 
     n -> (n, 1229), (n,)
     """
-    features = np.empty((len(pieces), N_FEATURES), dtype=np.float32)
+    features = np.empty((len(pieces), WindowFeatures.N_FEATURES), dtype=np.float32)
     is_blank = np.empty(len(pieces), dtype=np.uint8)
     call("piece_features", *library_input(pieces, kmers, code), features, is_blank)
     return features, is_blank.astype(np.bool_)
@@ -59,7 +58,7 @@ def pooled_fragment_features(digits: Digits, kmers: KmerClassTable, part: int) -
     """
     n, n_bases = digits.shape
     parts = digits[:, : n_bases // part * part].reshape(-1, part)
-    part_features = fragment_features(parts, kmers).reshape(n, -1, N_FEATURES)
+    part_features = fragment_features(parts, kmers).reshape(n, -1, WindowFeatures.N_FEATURES)
     blocks = np.split(digits, range(_BATCH_PIECES, n, _BATCH_PIECES))
     layouts = [layout_features(_to_windows(block)) for block in blocks]
     return insert_layout(part_features.mean(axis=1, dtype=np.float64), np.concatenate(layouts))
@@ -77,5 +76,5 @@ def _to_windows(digits: Digits) -> Windows:
 
 def insert_layout(part_features: FloatArray, layout: FloatArray) -> Features:
     """Insert the layout of a fragment into its mean features. (n, 1229), (n, 12) -> (n, 1241)"""
-    before, after = np.split(part_features, [N_FEATURES - 2 * N_CODONS], axis=1)
+    before, after = np.split(part_features, [WindowFeatures.CODON_RATIOS.start], axis=1)
     return np.hstack([before, layout, after]).astype(np.float32)

@@ -19,19 +19,17 @@ from torch import Tensor, nn
 from virnucpro.core.numeric import FloatArray, IntArray
 from virnucpro.viral.features import (
     CLIP,
-    FIGURES,
-    N_KMER_FEATURES,
-    N_LAYOUT,
-    N_PALINDROMES,
-    RATIOS,
     Features,
     KmerClassTable,
+    WindowFeatures,
 )
 from virnucpro.viral.networks import ALL, VIEWS, NetworkStack, PieceNetworks
 
 _BLOCK_ROWS = 20_000
-FIGURES_AND_KMERS = range(FIGURES.start - N_PALINDROMES, FIGURES.stop + N_KMER_FEATURES)
-FIGURES_KMERS_AND_LAYOUT = range(FIGURES_AND_KMERS.start, FIGURES_AND_KMERS.stop + N_LAYOUT)
+STATISTICS_AND_KMERS = range(WindowFeatures.PALINDROMES.start, WindowFeatures.KMERS.stop)
+STATISTICS_KMERS_AND_LAYOUT = range(
+    STATISTICS_AND_KMERS.start, STATISTICS_AND_KMERS.stop + WindowFeatures.N_LAYOUT
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +108,9 @@ def fit_piece_networks(
     prokaryotic: FloatStack | None = None
     if prokaryote_set is not None:
         inputs = _standardize(prokaryote_set.features, mean, deviation)
-        network = _fit_network(inputs, RATIOS, prokaryote_set.as_binary, 0, config)
+        network = _fit_network(
+            inputs, WindowFeatures.RATIOS_VIEW, prokaryote_set.as_binary, 0, config
+        )
         prokaryotic = tuple(_stack_layers([network])), 1
     nets = quantize_networks(mean, deviation, stacks, prokaryotic)
     return PieceNetworks(bases.size, bases.shortest, bases.longest, bases.part, kmers, nets)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from virnucpro.core.numeric import FloatArray
-from virnucpro.viral.features import CLIP, RATIOS
+from virnucpro.viral.features import CLIP, WindowFeatures
 from virnucpro.viral.networks import Layer, NetworkStack, Stack, Weights
 
 N_LEVELS = 127  # of a feature, from its centre to ``CLIP``
@@ -55,7 +55,10 @@ def quantize_networks(
 
     quantized = {column: quantize_stack(stack, column) for column, stack in stacks.items()}
     return NetworkStack(
-        centre, scale, quantized, prokaryotic and quantize_stack(prokaryotic, RATIOS.start)
+        centre,
+        scale,
+        quantized,
+        prokaryotic and quantize_stack(prokaryotic, WindowFeatures.RATIOS_VIEW.start),
     )
 
 

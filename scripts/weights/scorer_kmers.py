@@ -18,13 +18,8 @@ from virnucpro.core.native import call
 from virnucpro.core.numeric import BoolArray, IntArray
 from virnucpro.sequences.open_codes import Digits
 from virnucpro.viral.features import (
-    BUCKET_BITS,
-    CLASS_BITS,
-    N_BUCKETS,
     NO_RESIDUE,
-    RARITY,
     RESIDUE_BY_CODON,
-    REST_BITS,
     Features,
     KmerClass,
     KmerClassTable,
@@ -53,9 +48,16 @@ def kmer_class_table(numbers: Numbers, classes: NDArray[np.uint8]) -> KmerClassT
         ValueError: one bucket has too many k-mers.
     """
     bucket, rest = _bucket_and_rest(numbers)
-    keys = (bucket << (REST_BITS + CLASS_BITS)) + (rest << CLASS_BITS) + classes
+    keys = (
+        (bucket << (KmerClassTable.REST_BITS + KmerClassTable.CLASS_BITS))
+        + (rest << KmerClassTable.CLASS_BITS)
+        + classes
+    )
     keys.sort()
-    bucket_sizes = np.bincount(keys >> (REST_BITS + CLASS_BITS), minlength=N_BUCKETS)
+    bucket_sizes = np.bincount(
+        keys >> (KmerClassTable.REST_BITS + KmerClassTable.CLASS_BITS),
+        minlength=KmerClassTable.N_BUCKETS,
+    )
     if bucket_sizes.max() > np.iinfo(np.uint8).max:
         raise ValueError(f"{bucket_sizes.max()} k-mers in one bucket")
     return KmerClassTable(bucket_sizes.astype(np.uint8), keys.astype(np.uint16))
@@ -67,7 +69,7 @@ def is_in_sample(numbers: Numbers) -> BoolArray:
 
 
 def _is_hash_in_sample(hashes: NDArray[np.uint64]) -> BoolArray:
-    is_sampled: BoolArray = hashes & np.uint64(RARITY - 1) == 0
+    is_sampled: BoolArray = hashes & np.uint64(KmerClassTable.SAMPLED_ONE_IN - 1) == 0
     return is_sampled
 
 
@@ -82,10 +84,10 @@ def _hashes(numbers: Numbers) -> NDArray[np.uint64]:
 def _bucket_and_rest(numbers: Numbers) -> tuple[Numbers, NDArray[np.uint16]]:
     """Return the bucket of each k-mer, and the bits that identify it in the bucket."""
     hashes = _hashes(numbers)
-    bucket = (hashes >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
-    bucket += np.int64(1 << BUCKET_BITS) * _is_hash_in_sample(hashes)
-    rest = hashes >> np.uint64(64 - BUCKET_BITS - REST_BITS)
-    return bucket, (rest & np.uint64((1 << REST_BITS) - 1)).astype(np.uint16)
+    bucket = (hashes >> np.uint64(64 - KmerClassTable.BUCKET_BITS)).astype(np.int64)
+    bucket += np.int64(1 << KmerClassTable.BUCKET_BITS) * _is_hash_in_sample(hashes)
+    rest = hashes >> np.uint64(64 - KmerClassTable.BUCKET_BITS - KmerClassTable.REST_BITS)
+    return bucket, (rest & np.uint64((1 << KmerClassTable.REST_BITS) - 1)).astype(np.uint16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

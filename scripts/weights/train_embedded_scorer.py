@@ -46,8 +46,8 @@ import torch
 from feature_extraction import fragment_features, pooled_fragment_features
 from numpy.typing import NDArray
 from piece_networks import (
-    FIGURES_AND_KMERS,
-    FIGURES_KMERS_AND_LAYOUT,
+    STATISTICS_AND_KMERS,
+    STATISTICS_KMERS_AND_LAYOUT,
     PieceRange,
     TrainingConfig,
     TrainingSet,
@@ -79,7 +79,7 @@ from virnucpro.training.labelled_data import (
     read_data_manifest,
     read_records,
 )
-from virnucpro.viral.features import GC
+from virnucpro.viral.features import WindowFeatures
 from virnucpro.viral.networks import (
     ErrorRates,
     Kingdom,
@@ -160,9 +160,9 @@ PIECE_RANGES = (
     PieceRange(10_000, 10_000, part=1000),
 )
 PIECE_CONFIG = TrainingConfig(
-    hidden=(256, 64), input_dropout=0.2, no_dropout=FIGURES_AND_KMERS, epochs=4
+    hidden=(256, 64), input_dropout=0.2, no_dropout=STATISTICS_AND_KMERS, epochs=4
 )
-PART_CONFIG = TrainingConfig(input_dropout=0.2, no_dropout=FIGURES_KMERS_AND_LAYOUT)
+PART_CONFIG = TrainingConfig(input_dropout=0.2, no_dropout=STATISTICS_KMERS_AND_LAYOUT)
 GC_MATCHED = SamplingScheme(KINGDOM_SHARES, gc_power=1)
 # with archaea of other families, as most archaea of the data are of one order
 WITH_ARCHAEAL_GENES = SamplingScheme(
@@ -288,7 +288,7 @@ def sample_training_set(
     features = training_data.kmers.compute_features(
         fragments, training_data.fold_of_record, featurize
     )
-    gc = features[:, GC].astype(np.float64)
+    gc = features[:, WindowFeatures.GC].astype(np.float64)
     weights = gc_matched_weights(gc, is_virus) ** scheme.gc_power
     cellular = fragments.digits[~is_virus]
     synthetic = np.stack(

@@ -53,13 +53,12 @@ from virnucpro.viral.networks import (
 )
 from virnucpro.viral.options import FALSE_POSITIVES
 from virnucpro.viral.proteins import (
-    N_COMPOSITION,
-    N_FEATURES,
     N_RESIDUES,
     PATTERNS,
     RATIO_STEP,
     SHORTEST,
     Features,
+    ProteinFeatures,
     Proteins,
     Ratios,
     encode_protein,
@@ -75,7 +74,10 @@ SYNTHETIC_WEIGHT = 2.0
 # pseudocounts of sparse patterns, relative to the frequencies expected from single residues
 PSEUDOCOUNTS = {3: 0.1, 4: 0.3}
 CONFIG = TrainingConfig(
-    hidden=(256, 64), input_dropout=0.2, no_dropout=range(N_COMPOSITION, N_FEATURES), epochs=4
+    hidden=(256, 64),
+    input_dropout=0.2,
+    no_dropout=range(ProteinFeatures.N_COMPOSITION, ProteinFeatures.N_FEATURES),
+    epochs=4,
 )
 # residues: lower limits of bins, and the length for which a bin calibrates
 CALIBRATION_BINS = {50: 59, 70: 84, 100: 122, 150: 182, 220: 265, 320: 400, 500: 700, 1000: 1500}
@@ -285,7 +287,7 @@ class TrainingSamples:
         kinds = np.array([*map(KINDS.index, names), len(KINDS)])
         composition = fragments.compute(spelling)
         n_composition = composition.shape[1]
-        n_kmer_features = N_FEATURES - n_composition
+        n_kmer_features = ProteinFeatures.N_FEATURES - n_composition
         features = np.hstack([composition, np.empty((len(composition), n_kmer_features), "f4")])
         for fold in range(SYNTHETIC_FOLD, N_FOLDS):
             rows = np.flatnonzero(fragments.fold == fold)

@@ -38,12 +38,9 @@ from virnucpro.sequences.open_codes import Digits, encode
 from virnucpro.training.evaluation.calibration import fit_error_rates
 from virnucpro.training.labelled_data import LabelledRecord
 from virnucpro.viral.features import (
-    GC,
-    N_FEATURES,
-    N_FIGURES,
-    N_KMER_FEATURES,
     NO_KMERS,
     KmerClass,
+    WindowFeatures,
 )
 from virnucpro.viral.networks import (
     ErrorRates,
@@ -180,15 +177,12 @@ def test_fragment_features_exclude_own_fold(
     fragments = sample_fragments(both, 300, 20, SHARES, rng)
     folds = np.array([0, 0, 1, 1])
     is_shared = np.isin(fragments.record, [0, 1])
-    first = GC + N_FIGURES
     features = FoldKmerTables.from_counts(count_kmer_groups(both, folds)).compute_features(
         fragments, folds
     )
-    assert not features[
-        :, first : first + N_KMER_FEATURES
-    ].any()  # all that share them are in a fold
+    assert not features[:, WindowFeatures.KMERS].any()  # all that share them are in a fold
     seen = fragment_features(fragments.digits, count_kmer_groups(both, folds).table())
-    np.testing.assert_array_equal(seen[:, first] > 0, is_shared)
+    np.testing.assert_array_equal(seen[:, WindowFeatures.KMERS.start] > 0, is_shared)
     assert is_shared.any()
 
 
@@ -279,7 +273,7 @@ def test_nets_learn_several_kinds() -> None:
     training_set = TrainingSet(fragment_features(digits, NO_KMERS), kinds, np.ones(800), 2, 4)
     config = TrainingConfig(batch_size=50, epochs=4)
     nets = fit_piece_networks(PieceRange(150, 150), [training_set, training_set], NO_KMERS, config)
-    assert nets.nets.centre.shape == (N_FEATURES,)
+    assert nets.nets.centre.shape == (WindowFeatures.N_FEATURES,)
     held_out = np.concatenate([biased(50, codon, rng) for codon in codons])
     log_odds = fragment_log_odds(held_out, [nets])
     assert ((log_odds > 0) == (np.arange(200) < 100)).mean() > 0.95
@@ -318,16 +312,21 @@ def test_prokaryote_net_moves_similar_records(
 
 def test_dropout_spares_named_features() -> None:
     rng = np.random.default_rng(11)
-    features = rng.normal(size=(400, N_FEATURES)).astype(np.float32)
-    kinds = (features[:, GC] <= 0).astype(np.int64)
+    features = rng.normal(size=(400, WindowFeatures.N_FEATURES)).astype(np.float32)
+    kinds = (features[:, WindowFeatures.GC] <= 0).astype(np.int64)
     training_set = TrainingSet(features, kinds, np.ones(400), 1, 2)
     config = TrainingConfig(
-        input_dropout=1.0, no_dropout=range(GC, GC + 1), batch_size=50, epochs=20
+        input_dropout=1.0,
+        no_dropout=range(WindowFeatures.GC, WindowFeatures.GC + 1),
+        batch_size=50,
+        epochs=20,
     )
     nets = fit_piece_networks(PieceRange(150, 150), [training_set], NO_KMERS, config)
-    others = rng.normal(size=(200, N_FEATURES)).astype(np.float32)
-    others[:, :GC] = others[:, GC + 1 :] = 0  # the net's first weights for these are still there
-    assert ((nets.nets.log_odds(others) > 0) == (others[:, GC] > 0)).mean() > 0.9
+    others = rng.normal(size=(200, WindowFeatures.N_FEATURES)).astype(np.float32)
+    others[:, : WindowFeatures.GC] = others[:, WindowFeatures.GC + 1 :] = (
+        0  # the net's first weights for these are still there
+    )
+    assert ((nets.nets.log_odds(others) > 0) == (others[:, WindowFeatures.GC] > 0)).mean() > 0.9
 
 
 def test_folds_share_no_group() -> None:
@@ -528,5 +527,5 @@ def test_higher_score_never_has_higher_fdr() -> None:
 
 def coin_training_set() -> TrainingSet:
     rng = np.random.default_rng(9)
-    features = rng.normal(size=(100, N_FEATURES)).astype(np.float32)
+    features = rng.normal(size=(100, WindowFeatures.N_FEATURES)).astype(np.float32)
     return TrainingSet(features, rng.integers(2, size=100), np.ones(100), 1, 2)

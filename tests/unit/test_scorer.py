@@ -34,22 +34,10 @@ from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.viral.features import (
     CLIP,
-    GC,
-    LENGTH,
-    N_BUCKETS,
-    N_CODONS,
-    N_FEATURES,
-    N_FIGURES,
-    N_JUNCTIONS,
-    N_KMER_FEATURES,
-    N_LAYOUT,
-    N_PALINDROMES,
     NO_KMERS,
-    RARITY,
-    RATIOS,
-    SHARES,
     KmerClass,
     KmerClassTable,
+    WindowFeatures,
     layout_features,
 )
 from virnucpro.viral.networks import (
@@ -65,7 +53,7 @@ from virnucpro.viral.networks import (
     most_probable,
     thresholds_of,
 )
-from virnucpro.viral.proteins import N_FEATURES as N_PROTEIN_FEATURES
+from virnucpro.viral.proteins import ProteinFeatures
 from virnucpro.viral.scoring import (
     record_log_odds,
     score_block,
@@ -75,9 +63,9 @@ from virnucpro.viral.scoring import (
 from virnucpro.viral.windows import Windows
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "scorer"
-JUNCTION_COLUMNS = range(2 * N_CODONS, 2 * N_CODONS + N_JUNCTIONS)
-PALINDROME_COLUMNS = range(GC - N_PALINDROMES, GC)
-WORD_COLUMNS = range(GC + N_FIGURES, GC + N_FIGURES + N_KMER_FEATURES)
+JUNCTION_COLUMNS = range(WindowFeatures.JUNCTIONS.start, WindowFeatures.JUNCTIONS.stop)
+PALINDROME_COLUMNS = range(WindowFeatures.PALINDROMES.start, WindowFeatures.PALINDROMES.stop)
+WORD_COLUMNS = range(WindowFeatures.KMERS.start, WindowFeatures.KMERS.stop)
 
 
 def random_sequence(n_bases: int, seed: int) -> str:
@@ -100,10 +88,12 @@ def random_pieces(
     size: int, shortest: int, longest: int | None, seed: int, part: int | None = None
 ) -> PieceNetworks:
     rng = np.random.default_rng(seed)
-    n_features = N_FEATURES + (N_LAYOUT if part else 0)
+    n_features = WindowFeatures.N_FEATURES + (WindowFeatures.N_LAYOUT if part else 0)
     stacks = {
-        0: nets_of((len(range(n_features)[SHARES]), 8, 4, 5), 2, rng),
-        RATIOS.start: nets_of((len(range(n_features)[RATIOS]), 8, 4, 5), 3, rng),
+        0: nets_of((len(range(n_features)[WindowFeatures.SHARES_VIEW]), 8, 4, 5), 2, rng),
+        WindowFeatures.RATIOS_VIEW.start: nets_of(
+            (len(range(n_features)[WindowFeatures.RATIOS_VIEW]), 8, 4, 5), 3, rng
+        ),
     }
     mean = rng.normal(0, 0.1, n_features).astype(np.float32)
     deviation = np.ones(n_features, np.float32)
@@ -199,7 +189,7 @@ def keeps_longest_and_forward_first(sequence: str) -> bool:
 
 def test_word_table_names_only_its_words() -> None:
     rng = np.random.default_rng(9)
-    numbers = np.unique(rng.integers(20**LENGTH, size=5000))
+    numbers = np.unique(rng.integers(20**KmerClassTable.K, size=5000))
     owners = rng.integers(1, 7, size=len(numbers)).astype(np.uint8)
     table = kmer_class_table(numbers[::2], owners[::2])
     expected = owners.copy()
@@ -209,20 +199,30 @@ def test_word_table_names_only_its_words() -> None:
 
 
 def test_sampled_words_are_in_their_own_buckets() -> None:
-    numbers = np.unique(np.random.default_rng(10).integers(20**LENGTH, size=8000))
+    numbers = np.unique(np.random.default_rng(10).integers(20**KmerClassTable.K, size=8000))
     table = kmer_class_table(numbers, np.full(len(numbers), KmerClass.VIRAL, np.uint8))
     n_in_sample = int(is_in_sample(numbers).sum())
-    assert table.bucket_sizes[N_BUCKETS // 2 :].sum() == n_in_sample
+    assert table.bucket_sizes[KmerClassTable.N_BUCKETS // 2 :].sum() == n_in_sample
     # standard deviation sqrt(8000 * 7 / 64) = 30; four of them
-    assert n_in_sample == pytest.approx(8000 / RARITY, abs=120)
+    assert n_in_sample == pytest.approx(8000 / KmerClassTable.SAMPLED_ONE_IN, abs=120)
 
 
 @pytest.mark.parametrize(
     ("make", "why"),
     [
         (lambda: KmerClassTable(np.zeros(3, np.uint8), np.zeros(0, np.uint16)), "buckets"),
-        (lambda: KmerClassTable(np.zeros(N_BUCKETS, np.uint8), np.zeros(1, np.uint16)), "buckets"),
-        (lambda: KmerClassTable(np.ones(N_BUCKETS, np.uint8), np.zeros(0, np.uint16)), "buckets"),
+        (
+            lambda: KmerClassTable(
+                np.zeros(KmerClassTable.N_BUCKETS, np.uint8), np.zeros(1, np.uint16)
+            ),
+            "buckets",
+        ),
+        (
+            lambda: KmerClassTable(
+                np.ones(KmerClassTable.N_BUCKETS, np.uint8), np.zeros(0, np.uint16)
+            ),
+            "buckets",
+        ),
         (lambda: kmer_class_table(np.array([1]), np.array([0], np.uint8)), "unknown classes"),
         (lambda: kmer_class_table(np.array([1]), np.array([7], np.uint8)), "unknown classes"),
         (
@@ -338,8 +338,11 @@ def test_log_odds_equal_plain_python(n_inputs: int, hidden: tuple[int, int], n_r
 
 def test_prokaryote_net_counts_by_likelihood() -> None:
     rng = np.random.default_rng(8)
-    nets = {0: nets_of((201, 40, 20, 7), 1, rng), RATIOS.start: nets_of((73, 9, 5, 2), 1, rng)}
-    nets[RATIOS.start] = nets[RATIOS.start][0], 1
+    nets = {
+        0: nets_of((201, 40, 20, 7), 1, rng),
+        WindowFeatures.RATIOS_VIEW.start: nets_of((73, 9, 5, 2), 1, rng),
+    }
+    nets[WindowFeatures.RATIOS_VIEW.start] = nets[WindowFeatures.RATIOS_VIEW.start][0], 1
     special = nets_of((73, 16, 8, 2), 1, rng)[0], 1
     mean, deviation = spread(201, rng)
     usual = quantize_networks(mean, deviation, nets)
@@ -347,7 +350,11 @@ def test_prokaryote_net_counts_by_likelihood() -> None:
     features = rng.normal(0, 4, (101, 201)).astype(np.float32)
     each = [(low, of, nets[low][1]) for low, of in stacked_layers(nets)]
     expected = log_odds_in_whole_numbers(
-        features, mean, deviation, each, (RATIOS.start, layers_of(special[0], 0), 1)
+        features,
+        mean,
+        deviation,
+        each,
+        (WindowFeatures.RATIOS_VIEW.start, layers_of(special[0], 0), 1),
     )
     found = views.log_odds(features)
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
@@ -470,18 +477,21 @@ def test_package_nets_fit_their_features() -> None:
     scorer = Scorer.load_builtin()
     proteins = Scorer.load_builtin().proteins
     assert proteins is not None
-    each = [(one.nets, N_FEATURES + (N_LAYOUT if one.part else 0)) for one in scorer.pieces]
-    each.append((scorer.windows.nets, N_FEATURES))
-    for nets, n_features in (*each, (proteins.nets, N_PROTEIN_FEATURES)):
+    each = [
+        (one.nets, WindowFeatures.N_FEATURES + (WindowFeatures.N_LAYOUT if one.part else 0))
+        for one in scorer.pieces
+    ]
+    each.append((scorer.windows.nets, WindowFeatures.N_FEATURES))
+    for nets, n_features in (*each, (proteins.nets, ProteinFeatures.N_FEATURES)):
         assert nets.centre.shape == nets.scale.shape == (n_features,)
         assert np.isfinite([nets.centre, nets.scale]).all() and (nets.scale > 0).all()
         for layers, _ in nets.stacks.values():
             assert all(np.isfinite(values).all() for layer in layers for values in layer)
     for nets, n_features in each:
         n_inputs = {column: layers[0][0].shape[2] for column, (layers, _) in nets.stacks.items()}
-        ends = (SHARES, RATIOS)
+        ends = (WindowFeatures.SHARES_VIEW, WindowFeatures.RATIOS_VIEW)
         assert n_inputs == {of.start or 0: len(range(n_features)[of]) for of in ends}
-    assert proteins.nets.stacks[0][0][0][0].shape[2] == N_PROTEIN_FEATURES
+    assert proteins.nets.stacks[0][0][0][0].shape[2] == ProteinFeatures.N_FEATURES
     lengths = [[nets.size for nets in scorer.pieces]]
     for one in (scorer, proteins):
         lengths += [[at.n_bases for at in one.knots], [at.n_bases for at in one.error_rates]]

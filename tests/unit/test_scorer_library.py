@@ -35,20 +35,17 @@ from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.open_codes import encode
 from virnucpro.viral import host_markers as landmarks
 from virnucpro.viral.features import (
-    GC,
-    N_CODONS,
-    N_FEATURES,
-    N_PALINDROMES,
+    WindowFeatures,
     layout_features,
 )
 from virnucpro.viral.hmm import RegionModel, viral_path
 from virnucpro.viral.taxonomy import topologies
 from virnucpro.viral.windows import Windows, find_reversed, find_stretches, is_reverse_first
 
-ROOTS = range(GC - N_PALINDROMES)
+ROOTS = range(WindowFeatures.PALINDROMES.start)
 EXACT = [
     *ROOTS,
-    *range(GC, GC + 3),
+    *range(WindowFeatures.GC, WindowFeatures.GC + 3),
 ]  # columns without a logarithm that C and Python may round apart
 
 
@@ -102,8 +99,8 @@ def test_piece_features_ignore_its_position(seed: int, before: int, behind: int)
         featurize_pieces(pieces, words)[0] for pieces in (place, Windows.from_sequences([text]))
     )
     np.testing.assert_array_equal(inside, alone)
-    assert inside.shape == (1, N_FEATURES)
-    assert inside[0, :N_CODONS].any()
+    assert inside.shape == (1, WindowFeatures.N_FEATURES)
+    assert inside[0, :64].any()
 
 
 @given(PIECE, CODES, st.integers(1, 400), st.integers(1, 400))

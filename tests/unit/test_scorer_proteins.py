@@ -22,22 +22,19 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.viral.calling import call_scored, score_records
 from virnucpro.viral.features import (
     AMINO_ACIDS,
-    LENGTH,
-    N_KMER_FEATURES,
     NO_KMERS,
     NO_RESIDUE,
     KmerClass,
+    KmerClassTable,
 )
 from virnucpro.viral.networks import OWN_SCORER, ProteinNetworks, Scorer, load_scorer
 from virnucpro.viral.options import ThresholdOptions
 from virnucpro.viral.proteins import (
-    N_COMPOSITION,
-    N_FEATURES,
-    N_PAIRS,
     N_RESIDUES,
     PATTERNS,
     RATIO_STEP,
     SHORTEST,
+    ProteinFeatures,
     Proteins,
     composition,
     encode_protein,
@@ -94,11 +91,11 @@ def test_residue_shares_equal_hand_counts() -> None:
     assert residues == {
         letter: pytest.approx((protein.count(letter) / 7) ** 0.5) for letter in "MKVAL"
     }
-    pairs = features[N_RESIDUES : N_RESIDUES + N_PAIRS]
+    pairs = features[ProteinFeatures.PAIRS]
     found = {AMINO_ACIDS[i // 20] + AMINO_ACIDS[i % 20]: pairs[i] for i in np.flatnonzero(pairs)}
     expected = [a + b for a, b in pairwise(protein) if "X" not in a + b]
     assert found == {pair: pytest.approx((1 / len(expected)) ** 0.5) for pair in expected}
-    assert len(features) == N_COMPOSITION
+    assert len(features) == ProteinFeatures.N_COMPOSITION
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -124,22 +121,23 @@ def test_pattern_log_ratios_are_averaged() -> None:
     ratios[numbers[0]], ratios[numbers[1]] = 64, -32  # ACD, CDE
     others = [np.zeros(n_pattern_values(pattern), dtype=np.int8) for pattern in PATTERNS[1:]]
     figures = kmer_features(proteins, NO_KMERS, [ratios, *others]) / RATIO_STEP
-    figures = figures[:, N_KMER_FEATURES : N_KMER_FEATURES + 3]
+    first_pattern = len(KmerClass)
+    figures = figures[:, first_pattern : first_pattern + 3]
     assert figures[0].tolist() == pytest.approx([16, 32, ((64**2 + 32**2) / 2) ** 0.5])
     assert figures[1].tolist() == pytest.approx([32, 32, (64**2 / 2) ** 0.5])
     assert figures[2].tolist() == [0, 0, 0]
 
 
 def test_viral_word_is_found_anywhere() -> None:
-    kmer = random_protein(LENGTH, 1)
+    kmer = random_protein(KmerClassTable.K, 1)
     proteins = Proteins.from_sequences(
         [random_protein(40, 2) + kmer + random_protein(11, 3), kmer[:-1] * 4]
     )
     lone = encode_protein(kmer)
-    numbers = encode_kmers(lone, np.zeros(LENGTH, dtype=np.int64))[1]
+    numbers = encode_kmers(lone, np.zeros(KmerClassTable.K, dtype=np.int64))[1]
     table = kmer_class_table(numbers, np.array([KmerClass.VIRAL], dtype=np.uint8))
     no_ratios = [np.zeros(n_pattern_values(pattern), dtype=np.int8) for pattern in PATTERNS]
-    figures = kmer_features(proteins, table, no_ratios)[:, :N_KMER_FEATURES]
+    figures = kmer_features(proteins, table, no_ratios)[:, : len(KmerClass)]
     assert figures[0, KmerClass.VIRAL - 1] == pytest.approx((1 / 52) ** 0.5)
     assert not figures[0, KmerClass.VIRAL :].any() and not figures[1].any()
 
@@ -156,7 +154,7 @@ CHARGE = {"K": 1, "R": 1, "D": -1, "E": -1}
 @given(st.lists(st.text("AILKRDSX", min_size=1, max_size=60), min_size=1, max_size=4))
 @example(["S" + "LIVALIVALIVALIVALIVAL" + "SGKDE" * 5, "SG" * 40, "K" * 18, "D" * 19])
 def test_protein_windows_equal_plain_python(texts: list[str]) -> None:
-    found = spelling(Proteins.from_sequences(texts))[:, N_COMPOSITION:]
+    found = spelling(Proteins.from_sequences(texts))[:, ProteinFeatures.N_COMPOSITION :]
     for text, figures in zip(texts, found, strict=True):
         helices = [text[i : i + 19] for i in range(len(text) - 18)]
         few = [len(set(text[i : i + 12])) <= 5 for i in range(len(text) - 11)]
@@ -178,7 +176,7 @@ def test_protein_features_ignore_neighbours(
     among = protein_features(
         Proteins.from_sequences([*others, protein, *others]), nets.kmers, nets.ratios
     )
-    assert alone.shape == (1, N_FEATURES)
+    assert alone.shape == (1, ProteinFeatures.N_FEATURES)
     assert (alone[0] == among[len(others)]).all()
 
 

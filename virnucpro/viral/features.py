@@ -36,15 +36,8 @@ from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import N_CODES, Digits, genetic_code
 from virnucpro.viral.windows import Windows, is_stop
 
-LENGTH = 9  # residues in a k-mer
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 NO_RESIDUE = len(AMINO_ACIDS)  # stops, and codons with an unknown base
-N_KMER_FEATURES = 6
-RARITY = 8  # one k-mer in this many belongs to the sample, a power of two
-BUCKET_BITS = 20
-REST_BITS = 13
-CLASS_BITS = 3
-N_BUCKETS = 2 << BUCKET_BITS
 
 Residues = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -54,18 +47,6 @@ for _codon, _residue in STANDARD.meanings.items():
     if _codon not in STANDARD.stops:
         RESIDUE_BY_CODON[genetic_code(_codon)] = AMINO_ACIDS.index(_residue)
 
-N_CODONS = 64
-N_PAIRS = 400
-N_FIGURES = 36
-N_JUNCTION_KMERS = 4**4
-N_JUNCTIONS = 2 * N_JUNCTION_KMERS
-N_PALINDROMES = 4**2 + 3  # each one of four bases, and the totals for two, four and six
-N_LAYOUT = 12
-N_FEATURES = 4 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES + N_FIGURES + N_KMER_FEATURES
-SHARES = slice(0, -2 * N_CODONS)  # all features except codons as ratios
-RATIOS = slice(2 * N_CODONS, None)  # all features except codons as shares
-GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES  # column with the first statistic
-FIGURES = slice(GC, GC + N_FIGURES)
 GENE_LIKE = 30  # codons in the shortest ORF that may be a gene
 CLIP = 6.0  # standard deviations from the mean, where networks clip a feature
 
@@ -95,11 +76,18 @@ class KmerClassTable:
     k-mers skip it. About one in 1e3 sampled k-mers matches by chance, and one in 1e4 of the others.
     """
 
+    K = 9  # residues in a k-mer
+    SAMPLED_ONE_IN = 8  # a power of two: rarity of the k-mers in the sample
+    BUCKET_BITS = 20  # of a hash
+    REST_BITS = 13  # of a hash, in an entry
+    CLASS_BITS = 3  # of an entry
+    N_BUCKETS = 2 << BUCKET_BITS
+
     bucket_sizes: NDArray[np.uint8]  # (N_BUCKETS,)
     entries: NDArray[np.uint16]  # (n,) by bucket, ascending: hash remainder, then class
 
     def __post_init__(self) -> None:
-        if self.bucket_sizes.shape != (N_BUCKETS,) or self.entries.ndim != 1:
+        if self.bucket_sizes.shape != (self.N_BUCKETS,) or self.entries.ndim != 1:
             raise ValueError(f"the shape of the buckets is {self.bucket_sizes.shape}")
         if self.bucket_sizes.sum() != len(self):
             raise ValueError(f"{len(self)} k-mers, but {self.bucket_sizes.sum()} in the buckets")
@@ -121,9 +109,9 @@ class KmerClassTable:
             ValueError: a k-mer has an unknown class.
         """
         hint_bits = 2  # remainder bits that a hint covers
-        hints = np.zeros(N_BUCKETS >> 1 << hint_bits >> 3, dtype=np.uint8)
+        hints = np.zeros(self.N_BUCKETS >> 1 << hint_bits >> 3, dtype=np.uint8)
         buckets_per_group = 16  # buckets that share an index of their first entry
-        first = np.zeros(N_BUCKETS // buckets_per_group, dtype=np.int32)
+        first = np.zeros(self.N_BUCKETS // buckets_per_group, dtype=np.int32)
         n_strange = np.zeros(1, np.int64)
         table_arguments = self.bucket_sizes, self.entries, len(self)
         if len(self):
@@ -133,10 +121,30 @@ class KmerClassTable:
         return hints, self.bucket_sizes, first, self.entries, len(self)
 
 
-NO_KMERS = KmerClassTable(np.zeros(N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.uint16))
+NO_KMERS = KmerClassTable(
+    np.zeros(KmerClassTable.N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.uint16)
+)
 
 
 # Features
+
+
+class WindowFeatures:
+    """The columns of the blocks of a window's features, in order."""
+
+    CODONS = slice(0, 2 * 64)
+    JUNCTIONS = slice(CODONS.stop, CODONS.stop + 2 * 4**4)
+    PAIRS = slice(JUNCTIONS.stop, JUNCTIONS.stop + len(AMINO_ACIDS) ** 2)
+    # each one of four bases, and the totals for two, four and six
+    PALINDROMES = slice(PAIRS.stop, PAIRS.stop + 4**2 + 3)
+    STATISTICS = slice(PALINDROMES.stop, PALINDROMES.stop + 36)
+    GC = STATISTICS.start  # the first statistic
+    KMERS = slice(STATISTICS.stop, STATISTICS.stop + len(KmerClass))
+    CODON_RATIOS = slice(KMERS.stop, KMERS.stop + 2 * 64)
+    N_FEATURES = CODON_RATIOS.stop
+    N_LAYOUT = 12  # columns that windows read in parts have in addition, after the k-mers
+    SHARES_VIEW = slice(0, KMERS.stop - N_FEATURES)  # all except codon ratios, from either end
+    RATIOS_VIEW = slice(CODONS.stop, None)  # all except codons as shares
 
 
 def library_input(
@@ -168,6 +176,6 @@ def layout_features(pieces: Windows, code: GeneticCode = STANDARD) -> FloatArray
       share of the more common strand
     - the share of short gaps between neighbours, and the mean gap in kilobases
     """
-    layout = np.empty((len(pieces), N_LAYOUT))
+    layout = np.empty((len(pieces), WindowFeatures.N_LAYOUT))
     call("layout_features", *pieces.arguments(code), layout)
     return layout

@@ -34,12 +34,21 @@ from virnucpro.core.native import call
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import InputType
-from virnucpro.viral.features import NO_KMERS, RATIOS, SHARES, Features, KmerClassTable
+from virnucpro.viral.features import (
+    NO_KMERS,
+    Features,
+    KmerClassTable,
+    WindowFeatures,
+)
 from virnucpro.viral.proteins import PATTERNS, SHORTEST, Proteins, Ratios, protein_features
 
 FORMAT = 13
 ALL = ""  # the view for networks that read all features
-VIEWS = {"shares": SHARES, "ratios": RATIOS, ALL: slice(None)}
+VIEWS = {
+    "shares": WindowFeatures.SHARES_VIEW,
+    "ratios": WindowFeatures.RATIOS_VIEW,
+    ALL: slice(None),
+}
 PROKARYOTIC = "prokaryotic"  # the network trained on prokaryotes and their viruses alone
 WINDOWS = "windows"  # tensor prefix of these networks
 PROTEINS = "proteins"  # tensor prefix of these networks
@@ -83,7 +92,7 @@ class NetworkStack:
         """Return the arguments for library functions."""
         each = [(column, stack, False) for column, stack in self.stacks.items()]
         if self.prokaryotic is not None:
-            each.append((RATIOS.start, self.prokaryotic, True))
+            each.append((WindowFeatures.RATIOS_VIEW.start, self.prokaryotic, True))
         sizes = list[tuple[int, ...]]()
         layers = list[Layer]()
         for column, (stack, n_viral), is_special in each:

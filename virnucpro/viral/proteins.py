@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,47 +17,35 @@ from virnucpro.core.native import call
 from virnucpro.core.numeric import IntArray
 from virnucpro.viral.features import (
     AMINO_ACIDS,
-    N_KMER_FEATURES,
     NO_RESIDUE,
+    KmerClass,
     KmerClassTable,
     Residues,
 )
 
 SHORTEST = 50  # residues in the shortest protein that is scored
 N_RESIDUES = len(AMINO_ACIDS)
-N_PAIRS = len(AMINO_ACIDS) ** 2
 # similar residues count as one in pairs with a gap
-CLASSES = ("AG", "C", "DE", "FWY", "H", "ILMV", "KR", "NQ", "P", "ST")
-N_CLASSES = len(CLASSES)
-GAPS = (1, 2, 3)  # residues between the two
+_RESIDUE_CLASSES = ("AG", "C", "DE", "FWY", "H", "ILMV", "KR", "NQ", "P", "ST")
 PATTERNS = ((0, 1, 2), (0, 1, 2, 3), (0, 1, 3, 4), (0, 2, 3, 5))  # offsets of their residues
-N_FIGURES = 12
-N_PATTERN_FIGURES = 3
-N_COMPOSITION = N_RESIDUES + N_PAIRS + len(GAPS) * N_CLASSES**2
-N_FEATURES = N_COMPOSITION + N_FIGURES + N_KMER_FEATURES + N_PATTERN_FIGURES * len(PATTERNS)
 RATIO_STEP = 1 / 32  # log ratios are integer multiples of it
-
-_NUMBERS = bytearray([NO_RESIDUE]) * 256
-for _number, _letter in enumerate(AMINO_ACIDS):
-    _NUMBERS[ord(_letter)] = _NUMBERS[ord(_letter.lower())] = _number
-for _letter, _like in ("UC", "OK"):
-    _NUMBERS[ord(_letter)] = _NUMBERS[ord(_letter.lower())] = AMINO_ACIDS.index(_like)
-_CLASS_OF = np.array(
-    [[letter in like for like in CLASSES].index(True) for letter in AMINO_ACIDS] + [0], np.uint8
-)
-# Kyte and Doolittle 1982, doi:10.1016/0022-2836(82)90515-0, in tenths
-_HYDROPATHY = np.array(
-    [18, 25, -35, -35, 28, -4, -32, 45, -39, 38, 19, -35, -16, -35, -45, -8, -7, 42, -9, -13, 0]
-)
-_CHARGE = np.array([(letter in "KR") - (letter in "DE") for letter in AMINO_ACIDS] + [0])
-_VALUES = np.stack([_HYDROPATHY, _CHARGE], axis=1)
-_WINDOW = 19  # residues in a transmembrane helix
-_IN_MEMBRANE = 15  # its hydropathy, in tenths
-_SIMPLE = 12  # residues in a low-complexity window
-_MAX_KINDS = 5  # different residues in it
 
 Features = NDArray[np.float32]
 Ratios = NDArray[np.int8]
+
+
+class ProteinFeatures:
+    """The columns of the blocks of a protein's features, in order."""
+
+    RESIDUES = slice(0, N_RESIDUES)
+    PAIRS = slice(RESIDUES.stop, RESIDUES.stop + N_RESIDUES**2)
+    # with one, two or three residues in between
+    CLASS_PAIRS = slice(PAIRS.stop, PAIRS.stop + 3 * len(_RESIDUE_CLASSES) ** 2)
+    STATISTICS = slice(CLASS_PAIRS.stop, CLASS_PAIRS.stop + 12)
+    KMERS = slice(STATISTICS.stop, STATISTICS.stop + len(KmerClass))
+    PATTERNS = slice(KMERS.stop, KMERS.stop + 3 * len(PATTERNS))  # three statistics of each
+    N_COMPOSITION = CLASS_PAIRS.stop
+    N_FEATURES = PATTERNS.stop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +82,20 @@ class Proteins:
 
 def encode_protein(sequence: str) -> Residues:
     """Convert a sequence to residue numbers. (n_residues,)"""
-    return np.frombuffer(sequence.encode("ascii", "replace").translate(bytes(_NUMBERS)), np.uint8)
+    letters = sequence.encode("ascii", "replace")
+    return np.frombuffer(letters.translate(_residue_by_letter()), np.uint8)
+
+
+@cache
+def _residue_by_letter() -> bytes:
+    """Return a translation table from letters in either case to residue numbers. (256,)"""
+    table = bytearray([NO_RESIDUE]) * 256
+    similar = {"U": "C", "O": "K"}
+    for letter in (*AMINO_ACIDS, *similar):
+        number = AMINO_ACIDS.index(similar.get(letter, letter))
+        table[ord(letter)] = number
+        table[ord(letter.lower())] = number
+    return bytes(table)
 
 
 def protein_features(
@@ -115,7 +117,8 @@ def kmer_features(proteins: Proteins, kmers: KmerClassTable, ratios: Sequence[Ra
     In order: square roots of k-mer shares, by class; then three statistics for the log
     ratios of each pattern: the mean, the mean of the positive parts, and the root mean square.
     """
-    figures = np.empty((len(proteins), N_FEATURES - N_COMPOSITION - N_FIGURES), dtype=np.float32)
+    n_columns = ProteinFeatures.N_FEATURES - ProteinFeatures.KMERS.start
+    figures = np.empty((len(proteins), n_columns), dtype=np.float32)
     rows = proteins.residues, proteins.lengths, len(proteins)
     call("protein_shared", *rows, *kmers.arguments, *ratios, RATIO_STEP, figures)
     return figures
@@ -123,10 +126,20 @@ def kmer_features(proteins: Proteins, kmers: KmerClassTable, ratios: Sequence[Ra
 
 def composition(proteins: Proteins) -> Features:
     """Return square roots of shares: residues, pairs, and class pairs. -> (n, 720)"""
-    shares = np.empty((len(proteins), N_COMPOSITION), dtype=np.float32)
+    shares = np.empty((len(proteins), ProteinFeatures.N_COMPOSITION), dtype=np.float32)
     rows = proteins.residues, proteins.lengths, len(proteins)
-    call("protein_composition", *rows, _CLASS_OF, shares)
+    call("protein_composition", *rows, _class_by_residue(), shares)
     return shares
+
+
+@cache
+def _class_by_residue() -> NDArray[np.uint8]:
+    """Return the class of each residue. That of ``NO_RESIDUE`` is not used. (21,)"""
+    classes = [
+        next(number for number, letters in enumerate(_RESIDUE_CLASSES) if letter in letters)
+        for letter in AMINO_ACIDS
+    ]
+    return np.array([*classes, 0], dtype=np.uint8)
 
 
 def protein_statistics(proteins: Proteins) -> Features:
@@ -136,20 +149,26 @@ def protein_statistics(proteins: Proteins) -> Features:
     lengths = proteins.lengths
     windows = np.empty((n, 6), dtype=np.int64)
     counts = np.empty((n, N_RESIDUES + 1), dtype=np.int64)
-    sizes = _WINDOW, _IN_MEMBRANE * _WINDOW, _SIMPLE, _MAX_KINDS
-    call("protein_windows", residues, lengths, n, _VALUES, *sizes, windows, counts)
+    helix = 19  # residues in a transmembrane helix
+    helix_hydropathy = 15  # the mean in a helix, in tenths
+    simple = 12  # residues in a low-complexity window
+    max_distinct = 5  # residues in such a window
+    values = _residue_values()
+    hydropathy, charge = values[:N_RESIDUES].T
+    sizes = helix, helix_hydropathy * helix, simple, max_distinct
+    call("protein_windows", residues, lengths, n, values, *sizes, windows, counts)
     shares = counts[:, :N_RESIDUES] / np.maximum(1, lengths)[:, None]
-    highest, lowest, most_charged, least_charged = (windows[:, :4] / _WINDOW).T
-    n_windows, n_simple = (np.maximum(1, lengths - size + 1) for size in (_WINDOW, _SIMPLE))
+    highest, lowest, most_charged, least_charged = (windows[:, :4] / helix).T
+    n_windows, n_simple = (np.maximum(1, lengths - size + 1) for size in (helix, simple))
     first = np.cumsum(lengths) - lengths
     return np.stack(
         [
             np.log(lengths),
             -(shares * np.log(np.maximum(shares, 1e-9))).sum(axis=1),
             windows[:, 5] / n_simple,
-            (shares * _HYDROPATHY[:N_RESIDUES]).sum(axis=1) / 10,
-            (shares * _CHARGE[:N_RESIDUES]).sum(axis=1),
-            (shares * abs(_CHARGE[:N_RESIDUES])).sum(axis=1),
+            (shares * hydropathy).sum(axis=1) / 10,
+            (shares * charge).sum(axis=1),
+            (shares * abs(charge)).sum(axis=1),
             highest / 10,
             lowest / 10,
             windows[:, 4] / n_windows,
@@ -159,3 +178,19 @@ def protein_statistics(proteins: Proteins) -> Features:
         ],
         axis=1,
     ).astype(np.float32)
+
+
+@cache
+def _residue_values() -> IntArray:
+    """Return hydropathy in tenths, and charge, of each residue. ``NO_RESIDUE`` has 0. (21, 2)
+
+    The hydropathy is that of Kyte and Doolittle 1982, doi:10.1016/0022-2836(82)90515-0.
+    """
+    hydropathy = {
+        **{"A": 18, "C": 25, "D": -35, "E": -35, "F": 28, "G": -4, "H": -32, "I": 45, "K": -39},
+        **{"L": 38, "M": 19, "N": -35, "P": -16, "Q": -35, "R": -45, "S": -8, "T": -7, "V": 42},
+        **{"W": -9, "Y": -13},
+    }
+    charge = {"D": -1, "E": -1, "K": 1, "R": 1}
+    values = [(hydropathy[letter], charge.get(letter, 0)) for letter in AMINO_ACIDS]
+    return np.array([*values, (0, 0)])

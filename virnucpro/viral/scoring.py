@@ -21,10 +21,8 @@ from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import encode
 from virnucpro.viral.features import (
-    FIGURES,
-    N_FEATURES,
-    N_LAYOUT,
     Features,
+    WindowFeatures,
     layout_features,
     library_input,
 )
@@ -312,8 +310,8 @@ class _CompleteSequences:
         pieces = WindowScores.concatenate(each)
         order = np.argsort(pieces.start, kind="stable")
         reader = np.repeat(np.arange(len(each)), [len(some.start) for some in each])
-        nothing = np.zeros((0, N_FEATURES)), np.zeros(0, dtype=np.int64)
-        layout = np.empty((len(order), N_LAYOUT))
+        nothing = np.zeros((0, WindowFeatures.N_FEATURES)), np.zeros(0, dtype=np.int64)
+        layout = np.empty((len(order), WindowFeatures.N_LAYOUT))
         kinds = np.full((len(order), max([0, *(one.nets.n_kinds for one in nets)])), np.nan)
         return cls(nets, pieces.take(order), reader[order], layout, *nothing, kinds)
 
@@ -350,7 +348,7 @@ class _CompleteSequences:
         """Allocate features for all windows before ``end``."""
         n_more = end - self.n_done - len(self.total)
         if n_more > 0:
-            self.total = np.concatenate([self.total, np.zeros((n_more, N_FEATURES))])
+            self.total = np.concatenate([self.total, np.zeros((n_more, WindowFeatures.N_FEATURES))])
             self.n_parts = np.concatenate([self.n_parts, np.zeros(n_more, dtype=np.int64)])
 
     def _score(self, end: int) -> None:
@@ -408,7 +406,9 @@ def score_windows(
     start = step * (np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner])
     first = start + (np.cumsum(lengths) - lengths)[owner]
     pieces = WindowScores(owner, first, np.full(len(owner), size), np.empty(len(owner)))
-    columns = np.array([FIGURES.start + number for number in chosen], dtype=np.int64)
+    columns = np.array(
+        [WindowFeatures.STATISTICS.start + number for number in chosen], dtype=np.int64
+    )
     reading = _RecordWindows.from_record(
         scorer.windows, pieces, _CompleteSequences.from_sequences(_NOTHING, ()), columns
     )

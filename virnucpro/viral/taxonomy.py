@@ -36,8 +36,8 @@ from virnucpro.core.numeric import FloatArray, IntArray
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.viral.features import (
     CLIP,
-    FIGURES,
     NO_KMERS,
+    WindowFeatures,
     library_input,
 )
 from virnucpro.viral.lineage import Taxon
@@ -55,7 +55,7 @@ KINDS = (
     "dsDNA",
     "reverse-transcribing",
 )
-GROUP_FEATURES = slice(0, FIGURES.stop)  # all but k-mers and ratios
+GROUP_FEATURES = slice(0, WindowFeatures.STATISTICS.stop)  # all but k-mers and ratios
 GROUP_PIECE_BASES = 1000  # bases
 _OUTPUTS = 16  # layer outputs that the library computes together
 # ICTV lists soil and water as the source of most Leviviricetes. The others have several genome
