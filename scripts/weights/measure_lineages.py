@@ -249,7 +249,16 @@ def main(options: argparse.Namespace) -> None:
     print("set", "bases", "rank", "min_hits", "share", "n", "named", "correct", sep="\t")
     for (name, n_bases, rank, limits), counts in results.counts.items():
         mark = "*" if limits == LIMITS else ""
-        print(name, n_bases or "whole", rank, *limits, counts, mark, sep="\t")
+        print(
+            name,
+            n_bases or "whole",
+            rank,
+            limits.min_kmers,
+            limits.min_share,
+            counts,
+            mark,
+            sep="\t",
+        )
 
 
 if __name__ == "__main__":

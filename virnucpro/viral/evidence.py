@@ -54,7 +54,7 @@ def add_evidence(
         has_score = calls.virus_scores[place] is not None
         by_index = bool(known.is_known[place]) and uses_index and has_score
         calls.are_viruses[place] = by_score or by_index
-        calls.evidences[place] = _WORDS[by_score, by_index]
+        calls.evidences[place] = _evidence_word(by_score=by_score, by_index=by_index)
         if by_index:
             score_rate = calls.rates[place]
             is_lower = by_score and score_rate is not None and score_rate < rates[place]
@@ -63,12 +63,10 @@ def add_evidence(
             calls.notes[place] = "; ".join(filter(None, notes))
 
 
-_WORDS = {
-    (False, False): "",
-    (True, False): "score",
-    (False, True): "known",
-    (True, True): "both",
-}
+def _evidence_word(*, by_score: bool, by_index: bool) -> str:
+    if by_score:
+        return "both" if by_index else "score"
+    return "known" if by_index else ""
 
 
 def _evidence_notes(index: KnownIndex, known: KnownRecords, place: int) -> Iterable[str]:

@@ -36,7 +36,6 @@ from virnucpro.viral.windows import (
     residue_letters,
 )
 
-SHORTEST_GENE = 30  # codons without the stop; a third less at an end of the sequence
 # kinds of starts, as in ``native/genes.c``
 _START_CODONS = ("ATG", "GTG", "TTG")
 _EDGE = len(_START_CODONS)
@@ -130,8 +129,9 @@ def _find_in_views(pieces: Windows, has_sites: Digits, code: GeneticCode) -> _Fo
     most = int((pieces.lengths // bases_per_gene + 2).sum())
     rows = np.empty((most, len(_Found._fields) - 2), dtype=np.int64)
     scores = np.empty(most)
+    shortest_gene = 30  # codons without the stop; a third less at an end of the sequence
     tables = is_stop(code), _start_kinds(code), has_sites
-    call("find_genes", *pieces.arguments(code), *tables, SHORTEST_GENE, n_genes, rows, scores)
+    call("find_genes", *pieces.arguments(code), *tables, shortest_gene, n_genes, rows, scores)
     virus = np.repeat(np.arange(len(pieces)), n_genes)
     return _Found._make([virus, *rows[: len(virus)].T, scores[: len(virus)]])
 

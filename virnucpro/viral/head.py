@@ -45,7 +45,6 @@ from virnucpro.viral.types import Prediction
 
 CLASSES = "others,virus"
 HEAD_ENTRY = "virnucpro_head"  # metadata key
-_DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _NETWORKS = ("protein", "nucleotide")
 _DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
 _SKETCHES = ("trained_kmers", "encoder_kmers")
@@ -361,7 +360,14 @@ class Head:
                 **stored,
                 sha256=hash_file(path),
             )
-        except (OSError, SafetensorError, *_DAMAGE) as error:
+        except (
+            OSError,
+            SafetensorError,
+            LookupError,
+            ValueError,
+            TypeError,
+            AttributeError,
+        ) as error:
             raise UnavailableError(
                 f"{printable(path)} is not a VirNucPro head file: {printable(error)}",
                 hint="a head is a safetensors file that `virnucpro train` writes",

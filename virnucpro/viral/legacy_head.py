@@ -23,11 +23,6 @@ from virnucpro.models.lookup import fetch_head
 from virnucpro.models.safe_pickle import check_plain, read_pt
 from virnucpro.viral.head import EncoderInfo, Head, HeadInfo, Network
 
-_TRAINING = (
-    "published by the authors of VirNucPro; frames and chunks are called as they call them; the "
-    "call of a record is ours: the mean of its chunks' log-odds"
-)
-
 
 class _Module(nn.Module):
     """An empty substitute for the original class: a pickle can only put data into it."""
@@ -71,7 +66,10 @@ def load_legacy_head(path: Path, encoders: tuple[EncoderInfo, ...], chunk_size: 
         threshold=0.5,
         frame_rule="max",
         exponent=1.0,
-        training=_TRAINING,
+        training=(
+            "published by the authors of VirNucPro; frames and chunks are called as they call "
+            "them; the call of a record is ours: the mean of its chunks' log-odds"
+        ),
     )
     try:
         weight, bias = (_to_array(module, "hidden_layer", name) for name in ("weight", "bias"))

@@ -32,8 +32,6 @@ FORMAT = 1
 RANKS = ("realm", "kingdom", "phylum", "class", "order", "family", "genus")
 FAMILY = RANKS.index("family")
 SEGMENTED = "segmented"  # instead of a rank: genomes in the taxon have several molecules
-ROOT = "Viruses"  # before the realm, as geNomad writes it
-KMERS_PER_HIT = 1_200  # a long sequence needs one k-mer from the taxon for this many k-mers
 
 
 class Limits(NamedTuple):
@@ -41,14 +39,13 @@ class Limits(NamedTuple):
 
     min_kmers: int  # k-mers from the taxon
     min_share: float  # share of the k-mers that distinguish taxa at the rank
+    kmers_per_hit: int = 1_200  # a long sequence needs one k-mer from the taxon for so many
 
 
 # chosen on validation species by ``measure_lineages.py``
 LIMITS = Limits(min_kmers=3, min_share=0.8)
-
-
-CLUSTER = "cluster:"  # prefix of the names of clusters
-CLUSTER_LIMITS = Limits(min_kmers=3, min_share=0.7)
+# most viruses without a family have no cluster
+CLUSTER_LIMITS = Limits(min_kmers=3, min_share=0.7, kmers_per_hit=400)
 
 
 class Support(NamedTuple):
@@ -71,12 +68,14 @@ class Taxon(NamedTuple):
     def taxonomy(self) -> str:
         """Return the names from the root to the family, with empty fields for unnamed ranks.
 
+        The root precedes the realm, as geNomad writes it.
+
         >>> Taxon(("Ribozyviria", "", "", "", "", "Kolmioviridae", "Deltavirus"), "", "").taxonomy
         'Viruses;Ribozyviria;;;;;Kolmioviridae'
         """
         n_ranks = FAMILY + 1
         names = (*self.lineage, *[""] * n_ranks)[:n_ranks]
-        return ";".join((ROOT, *names)) if self.lineage else ""
+        return ";".join(("Viruses", *names)) if self.lineage else ""
 
     @property
     def family(self) -> str:
@@ -143,7 +142,7 @@ class Lineages:
             pairs, pair_index = np.unique(keys, return_inverse=True)
             support = np.bincount(pair_index, n_hits, minlength=len(pairs))
             record_index, candidate = np.divmod(pairs, len(self.taxa))
-            needed = np.maximum(limits.min_kmers, n_kmers[record_index] / KMERS_PER_HIT)
+            needed = np.maximum(limits.min_kmers, n_kmers[record_index] / limits.kmers_per_hit)
             is_named = (candidate > 0) & (named[record_index] == 0) & (support >= needed)
             is_named &= support >= limits.min_share * total[record_index]
             named[record_index[is_named]] = candidate[is_named]
@@ -214,11 +213,11 @@ def name_clusters(
     pairs, pair_index = np.unique(keys, return_inverse=True)
     n_hits = np.bincount(pair_index, hits.n_hits, minlength=len(pairs)).astype(np.int64)
     record, owner = np.divmod(pairs, n_owners)
-    is_cluster = np.array([name.startswith(CLUSTER) for name in owners])
-    kmers_per_hit = 400  # as KMERS_PER_HIT. Most viruses without a family have no cluster
-    needed = np.maximum(CLUSTER_LIMITS.min_kmers, n_kmers[record] / kmers_per_hit)
+    is_cluster = np.array([name.startswith("cluster:") for name in owners])
+    limits = CLUSTER_LIMITS
+    needed = np.maximum(limits.min_kmers, n_kmers[record] / limits.kmers_per_hit)
     is_named = is_cluster[owner] & (n_hits >= needed)
-    is_named &= n_hits >= CLUSTER_LIMITS.min_share * total[record]  # at most one per record
+    is_named &= n_hits >= limits.min_share * total[record]  # at most one per record
     names = [""] * n_records
     counts = np.zeros(n_records, dtype=np.int64)
     counts[record[is_named]] = n_hits[is_named]

@@ -52,16 +52,10 @@ VIEWS = {
 PROKARYOTIC = "prokaryotic"  # the network trained on prokaryotes and their viruses alone
 WINDOWS = "windows"  # tensor prefix of these networks
 PROTEINS = "proteins"  # tensor prefix of these networks
-N_LAYERS = 3
-# the library computes this many outputs and inputs of a layer together
-_OUTPUTS = 32
-_INPUTS = 4
+_OUTPUTS = 32  # outputs of a layer that the library computes together
 
 OWN_SCORER = EMBEDDED_FOLDER / "scorer.safetensors"
 DIGESTS = ("trained_records", "trained_groups")
-_KINDS = {  # types in safetensors
-    **{"U8": "u1", "I8": "i1", "U16": "<u2", "I32": "<i4", "F32": "<f4", "U64": "<u8"}
-}
 
 Digests = NDArray[np.uint64]
 Weights = NDArray[np.float32]
@@ -163,7 +157,8 @@ def _in_blocks(layers: Iterable[Layer]) -> Layer:
 def _pad(weight: NDArray[np.int8], start: NDArray[np.int32], worth: Weights) -> Layer:
     """Pad a layer with zeros, to complete output blocks and groups of inputs."""
     n_outputs = -len(start) % _OUTPUTS
-    n_inputs = -weight.shape[1] % _INPUTS
+    inputs_together = 4
+    n_inputs = -weight.shape[1] % inputs_together
     if n_outputs:
         start = np.pad(start, (0, n_outputs))
         worth = np.pad(worth, (0, n_outputs))
@@ -490,14 +485,15 @@ def load_tensors(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[An
     first = 8 + int.from_bytes(content[:8], "little")
     header = parse_json(content[8:first])
     facts: dict[str, Any] = parse_json(header.pop("__metadata__")["facts"])
+    dtypes = {"U8": "u1", "I8": "i1", "U16": "<u2", "I32": "<i4", "F32": "<f4", "U64": "<u8"}
     tensors = {}
     for name, of in header.items():
         start, end = of["data_offsets"]
-        kind = np.dtype(_KINDS[of["dtype"]])
+        dtype = np.dtype(dtypes[of["dtype"]])
         n = prod(of["shape"])
-        if end - start != n * kind.itemsize:
+        if end - start != n * dtype.itemsize:
             raise ValueError(f"{name} has {end - start} bytes")
-        tensors[name] = np.frombuffer(content, kind, n, first + start).reshape(of["shape"])
+        tensors[name] = np.frombuffer(content, dtype, n, first + start).reshape(of["shape"])
     return content, facts, tensors
 
 
@@ -513,10 +509,14 @@ def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> Ne
     """Return the networks with this name. ``views`` gives the number of viral kinds per view."""
     stacks = {}
     for view, n_viral in views.items():
-        each = [".".join(filter(None, (name, view, str(i)))) for i in range(N_LAYERS)]
+        prefix = f"{name}.{view}" if view else name
         layers = tuple(
-            (tensors[f"{one}.weight"], tensors[f"{one}.start"], tensors[f"{one}.worth"])
-            for one in each
+            (
+                tensors[f"{prefix}.{layer}.weight"],
+                tensors[f"{prefix}.{layer}.start"],
+                tensors[f"{prefix}.{layer}.worth"],
+            )
+            for layer in range(3)
         )
         stacks[view] = layers, n_viral
     prokaryotic = stacks.pop(PROKARYOTIC, None)

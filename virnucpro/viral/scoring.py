@@ -30,9 +30,7 @@ from virnucpro.viral.networks import PieceNetworks, Scorer, calibrate, most_prob
 from virnucpro.viral.proteins import Proteins
 from virnucpro.viral.windows import Windows, split_windows
 
-BASES_AT_ONCE = 2_000_000  # in the records that are scored together
 _NOTHING = np.zeros(0, dtype=np.int64)
-_WEIGHTS = np.array([2.0, 1.0])  # for windows that are read in one go, and in parts
 
 
 class WindowScores(NamedTuple):
@@ -90,8 +88,9 @@ def score_sequences(
 
     A sequence needs a known base, and at least ``scorer.shortest`` bases.
     """
-    for some in _batches(sequences, BASES_AT_ONCE):
-        scores, _, _ = score_block(some, scorer, code)
+    max_letters = 2_000_000  # in the records that are scored together
+    for batch in _batches(sequences, max_letters):
+        scores, _, _ = score_block(batch, scorer, code)
         yield from (None if isnan(value) else value for value in scores.tolist())
 
 
@@ -180,7 +179,8 @@ def _mean_over_sizes(
         way = 0 if nets.part is None else 1
         total[way, has_mean] += means[has_mean]
         n_sizes[way, has_mean] += 1
-    weights = _WEIGHTS[:, None] * (n_sizes > 0)
+    size_weights = np.array([[2.0], [1.0]])  # windows read in one go, and in parts
+    weights = size_weights * (n_sizes > 0)
     means = (weights * total / np.maximum(1, n_sizes)).sum(axis=0)
     sums = weights.sum(axis=0)
     return np.where(sums > 0, means / np.maximum(1, sums), np.nan)

@@ -57,7 +57,6 @@ KINDS = (
 )
 GROUP_FEATURES = slice(0, WindowFeatures.STATISTICS.stop)  # all but k-mers and ratios
 GROUP_PIECE_BASES = 1000  # bases
-_OUTPUTS = 16  # layer outputs that the library computes together
 # ICTV lists soil and water as the source of most Leviviricetes. The others have several genome
 # types there, such as one for each sense
 _GROUP_BY_TAXON = {
@@ -143,9 +142,10 @@ def _split_blocks(weight: Weights) -> FloatArray:
     Output blocks, padded with zeros: (n_outputs, n_inputs) -> (n_blocks, n_inputs, 16).
     """
     n_outputs, n_inputs = weight.shape
-    filled = np.zeros((-(-n_outputs // _OUTPUTS) * _OUTPUTS, n_inputs))
+    block = 16  # outputs that the library computes together
+    filled = np.zeros((-(-n_outputs // block) * block, n_inputs))
     filled[:n_outputs] = weight
-    return np.asarray(filled.reshape(-1, _OUTPUTS, n_inputs).swapaxes(1, 2).reshape(-1))
+    return np.asarray(filled.reshape(-1, block, n_inputs).swapaxes(1, 2).reshape(-1))
 
 
 def _product(values: FloatArray, weights: FloatArray, bias: FloatArray) -> FloatArray:

@@ -21,8 +21,6 @@ from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import N_CODES, UNKNOWN, Digits, encode, genetic_code
 
-NOT_LOOKED_UP = 255  # instead of a class: the k-mer has not been looked up yet
-SHORTEST = 5  # codons in an open reading frame
 Read: TypeAlias = tuple[Digits, Digits, NDArray[np.int32], IntArray]  # see `read_bases`
 
 
@@ -74,13 +72,14 @@ class Windows:
     def classes(self, code: GeneticCode, kmers: Sized) -> Digits:
         """Return the class of the k-mer that ends at each base's codon, by strand. (n_bases, 2)
 
-        ``NOT_LOOKED_UP`` where no window has needed it. Empty without k-mers.
+        255 where no window has needed it yet. Empty without k-mers.
         """
         if not len(kmers):
             return np.empty((0, 2), dtype=np.uint8)
         if (code, kmers) not in self._classes:
+            not_looked_up = 255
             n_bases = len(self.digits)
-            self._classes[code, kmers] = np.full((n_bases, 2), NOT_LOOKED_UP, dtype=np.uint8)
+            self._classes[code, kmers] = np.full((n_bases, 2), not_looked_up, dtype=np.uint8)
         return self._classes[code, kmers]
 
 
@@ -93,7 +92,7 @@ def _read(digits: Digits, code: GeneticCode) -> Read:
 
 
 def find_stretches(
-    pieces: Windows, code: GeneticCode = STANDARD, shortest: int = SHORTEST
+    pieces: Windows, code: GeneticCode = STANDARD, shortest: int = 5
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Find the open reading frames (ORFs) in all frames that longer ones hardly cover.
 
