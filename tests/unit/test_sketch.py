@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.core.types import reverse_complement
-from virnucpro.sequences.kmers import ONE_IN, K, Sketch
+from virnucpro.sequences.kmers import Sketch
 
 
 def random_bases(n_bases: int, seed: int) -> str:
@@ -39,14 +39,14 @@ def test_relative_is_known_by_shared_words() -> None:
     # one base in 50 is redrawn and three in four of these differ. A word is unchanged with
     # probability (1 - 0.015) ** 31 = 0.63. In 2,000 sampled words the share is within 0.05 of it.
     relative = Sketch.from_sequences(mutated(genome, 0.02, seed=4))
-    assert relative.containment(known) == pytest.approx((1 - 0.015) ** K, abs=0.05)
+    assert relative.containment(known) == pytest.approx((1 - 0.015) ** Sketch.K, abs=0.05)
 
 
 def test_one_word_in_a_hundred_is_sampled() -> None:
-    n_words = 1_000_000 - K + 1
+    n_words = 1_000_000 - Sketch.K + 1
     n_sampled = Sketch.from_sequences(random_bases(1_000_000, seed=5)).hashes.size
     # a binomial count: six standard deviations of 100
-    assert n_sampled == pytest.approx(n_words / ONE_IN, abs=600)
+    assert n_sampled == pytest.approx(n_words / Sketch.ONE_IN, abs=600)
 
 
 def test_words_with_unknown_bases_are_ignored() -> None:

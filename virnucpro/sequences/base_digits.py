@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-UNKNOWN_DIGIT = 4  # of any letter but ACGTU
-BASE_DIGITS = np.full(256, UNKNOWN_DIGIT, dtype=np.uint8)
-for _digit, _base in enumerate("ACGT"):
-    BASE_DIGITS[[ord(_base), ord(_base.lower())]] = _digit
-BASE_DIGITS[[ord("U"), ord("u")]] = BASE_DIGITS[ord("T")]
+
+def _digit_by_byte() -> NDArray[np.uint8]:
+    unknown = 4  # any letter but ACGTU
+    digits = np.full(256, unknown, dtype=np.uint8)
+    for digit, letters in enumerate(("Aa", "Cc", "Gg", "TtUu")):
+        digits[list(letters.encode())] = digit
+    return digits
+
+
+BASE_DIGITS = _digit_by_byte()  # (256,)

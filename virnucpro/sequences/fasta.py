@@ -51,19 +51,12 @@ from virnucpro.sequences.record_text import (
 READ_SUFFIXES = (".fastq", ".fq")
 SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa", *READ_SUFFIXES)
 PACKED = (".gz", ".bz2", ".xz", ".zst")
-_FORMAT_PATTERN = "|".join(map(re.escape, SUFFIXES))
-_PACKED_PATTERN = "|".join(map(re.escape, PACKED))
-_ENDING = re.compile(rf"({_FORMAT_PATTERN})?({_PACKED_PATTERN})?\Z", re.IGNORECASE)
-
-
-# IUPAC codes, RNA's U, the mask X, and the stop that some tools write
-_NUCLEOTIDES = b"ACGTURYSWKMBDHVNXacgturyswkmbdhvnx*"
-_RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*" + MASK_LETTER.encode()
-_BLANK_BYTES = [blank.encode() for blank in BLANKS]
+_ENDING = re.compile(
+    rf"({'|'.join(map(re.escape, SUFFIXES))})?({'|'.join(map(re.escape, PACKED))})?\Z",
+    re.IGNORECASE,
+)
 # the start of a file that is no FASTA, or FASTA as PIR writes it
 _OTHER_THAN_FASTA = re.compile(rb"[^>]|>..;", re.DOTALL)
-_WIDTH = 60
-_WRITTEN = 4096 * _WIDTH  # letters per write; a complete record would need 3 times its size
 
 
 def list_fasta(path: Path) -> list[Path]:
@@ -503,6 +496,7 @@ def _read_long(blocks: Iterable[bytes], number: int, label: str) -> tuple[list[b
     n_lines = 0
     n_letters = 0
     is_line_start = False
+    blanks = list(map(str.encode, BLANKS))
     for block in blocks:
         end = _find_header(block, is_line_start)
         piece = block if end < 0 else block[:end]
@@ -514,7 +508,7 @@ def _read_long(blocks: Iterable[bytes], number: int, label: str) -> tuple[list[b
                 raise endless_header_error(number + 1, label)
         n_lines += count_byte(b"\n", piece)
         is_ascii = piece.isascii()  # other pieces may end within a character
-        chunks.append(strip_letters(_BLANK_BYTES, piece) if is_ascii else piece)
+        chunks.append(strip_letters(blanks, piece) if is_ascii else piece)
         n_letters += len(chunks[-1] if is_ascii else decode_text(piece))
         name = decode_text(chunks[0][1 : 1 + PEEK_BYTES].rstrip(b"\n"))
         check_length(n_letters, name, number + 1, label)
@@ -602,10 +596,12 @@ def _check_blank(text: str, number: int, label: str) -> None:
 
 def write_record(out: TextIO, header: str, sequence: str) -> None:
     """Write a record with 60 letters per line. Open ``out`` with ``surrogateescape``."""
+    width = 60
+    n_letters = 4096 * width  # per write; a complete record would need 3 times its size
     out.write(f">{header}\n")
-    for start in range(0, len(sequence), _WRITTEN):
-        end = min(start + _WRITTEN, len(sequence))
-        lines = [sequence[i : i + _WIDTH] for i in range(start, end, _WIDTH)]
+    for start in range(0, len(sequence), n_letters):
+        end = min(start + n_letters, len(sequence))
+        lines = [sequence[i : i + width] for i in range(start, end, width)]
         out.write("\n".join([*lines, ""]))
 
 
@@ -633,7 +629,10 @@ def matches_type(letters: str, input_type: InputType) -> bool:
 
 
 def _sequence_letters(input_type: InputType) -> bytes:
-    return _NUCLEOTIDES if input_type == "nucleotide" else _RESIDUES
+    """Return IUPAC codes with RNA's U, the mask, and the stop that some tools write."""
+    if input_type == "nucleotide":
+        return b"ACGTURYSWKMBDHVNXacgturyswkmbdhvnx*"
+    return b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*" + MASK_LETTER.encode()
 
 
 def guess_input_type(path: Path, name: str = "") -> InputType | None:

@@ -34,8 +34,6 @@ from virnucpro.sequences.inputs import FileStamp, InputFile
 from virnucpro.sequences.record_text import BOM, PEEK_BYTES
 from virnucpro.sequences.samples import id_digests
 
-_BLOCK = 1 << 20  # bytes per read
-
 
 @dataclass(slots=True, eq=False)
 class RecordScan:
@@ -247,7 +245,8 @@ def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: 
             check_format(content, file.display_name)
         except InputError:
             return file  # rejected when it is read
-        while block := content.read(_BLOCK):
+        n_bytes = 1 << 20  # per read
+        while block := content.read(n_bytes):
             text.add(block)
         file.check_open(handle)
     return replace(file, **text.text_facts)

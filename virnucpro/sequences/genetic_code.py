@@ -12,10 +12,6 @@ from functools import cache
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_text import with_options
 
-_CODONS = tuple(a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT")
-_LETTERS = (
-    "KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"  # one letter per codon
-)
 _DIFFERENCES = {  # NCBI's number -> codons that differ from the standard code
     1: "",
     2: "AGA* AGG* ATAM TGAW",
@@ -82,7 +78,9 @@ class GeneticCode:
                 hint=f"choose one of {', '.join(map(str, GENETIC_CODES))}",
                 option="genetic_code",
             )
-        meanings = dict(zip(_CODONS, _LETTERS, strict=True))
+        codons = [a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT"]
+        standard = "KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"
+        meanings = dict(zip(codons, standard, strict=True))
         meanings |= {change[:3]: change[3] for change in _DIFFERENCES[number].split()}
         return GeneticCode(number, tuple(meanings), tuple(meanings.values()))
 

@@ -110,7 +110,9 @@ class InputFile:
 
     def __reduce__(self) -> tuple[Callable[..., InputFile], tuple[Any, ...]]:
         """Pickle the file without its records, which another process reads again."""
-        return InputFile, tuple(getattr(self, name) for name in _PICKLED)
+        return InputFile, tuple(
+            getattr(self, name) for name in self.__dataclass_fields__ if name != "parsed"
+        )
 
     @property
     def identity(self) -> str:
@@ -300,9 +302,6 @@ class InputFile:
                     "wait until it is written completely, then start again with {force}"
                 ),
             )
-
-
-_PICKLED = tuple(name for name in InputFile.__dataclass_fields__ if name != "parsed")
 
 
 def _named(path: Path, real_folders: dict[str, str], sample: str = "", mate: int = 0) -> InputFile:

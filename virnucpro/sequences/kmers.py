@@ -22,9 +22,6 @@ from virnucpro.sequences.base_digits import BASE_DIGITS
 
 N_FEATURES = 64 + 256 + 16  # codons, tetranucleotides and codon borders
 
-K = 31
-ONE_IN = 100  # sample one in this many k-mers
-
 _Hashes = NDArray[np.uint32]
 _Gaps = NDArray[np.uint16]
 
@@ -65,6 +62,8 @@ def _no_hashes() -> _Hashes:
 class Sketch:
     """Hashes of the sampled k-mers in some sequences."""
 
+    K = 31
+    ONE_IN = 100  # sample one in this many k-mers
     _FULL_GAP = np.iinfo(np.uint16).max  # continues a gap that is too long for 16 bits
 
     hashes: _Hashes = field(default_factory=_no_hashes)  # sorted and unique
@@ -77,8 +76,8 @@ class Sketch:
         0
         """
         span = 1_000_000  # k-mers per step, so that memory does not grow with the sequence
-        spans = range(0, len(sequence) - K + 1, span)
-        return cls.merge(cls(_hash_kmers(sequence[i : i + span + K - 1])) for i in spans)
+        spans = range(0, len(sequence) - cls.K + 1, span)
+        return cls.merge(cls(_hash_kmers(sequence[i : i + span + cls.K - 1])) for i in spans)
 
     @classmethod
     def merge(cls, sketches: Iterable[Sketch]) -> Sketch:
@@ -121,14 +120,15 @@ class Sketch:
 
 def _hash_kmers(sequence: str) -> _Hashes:
     digits = BASE_DIGITS[np.frombuffer(sequence.encode("ascii", "replace"), dtype=np.uint8)]
-    n_words = len(digits) - K + 1
+    k = Sketch.K
+    n_kmers = len(digits) - k + 1
     n_unknown = np.concatenate([[0], np.cumsum(digits > 3)])
-    is_valid = n_unknown[K:] == n_unknown[:-K]
+    is_valid = n_unknown[k:] == n_unknown[:-k]
     bases = (digits & 3).astype(np.uint64)
-    forward, backward = np.zeros((2, n_words), dtype=np.uint64)
-    for position in range(K):
-        base = bases[position : position + n_words]
-        forward |= base << np.uint64(2 * (K - 1 - position))
+    forward, backward = np.zeros((2, n_kmers), dtype=np.uint64)
+    for position in range(k):
+        base = bases[position : position + n_kmers]
+        forward |= base << np.uint64(2 * (k - 1 - position))
         backward |= (np.uint64(3) - base) << np.uint64(2 * position)
     hashes = mix_hashes(np.minimum(forward, backward)[is_valid])
-    return np.unique(hashes[hashes < np.uint64(2**64 // ONE_IN)].astype(np.uint32))
+    return np.unique(hashes[hashes < np.uint64(2**64 // Sketch.ONE_IN)].astype(np.uint32))

@@ -23,19 +23,17 @@ Digits = NDArray[np.uint8]
 
 UNKNOWN = 4
 N_CODES = 125  # codon codes: 25 a + 5 b + c for three digits, including unknown letters
-_ENCODED_AT_ONCE = 1_000_000  # letters
-# genetic code -> bacterial stops that it reads as residues; codes with fewer such stops come first
-_READ_ON = {4: ("TGA",), 15: ("TAG",), 6: ("TAA", "TAG")}
 OPEN_CODONS = 100  # codons in the shortest open stretch that indicates another code
 _OPEN_RATIO = 2.5  # minimum ratio of the longest open stretches, other code to bacterial code
 _MAX_GC = 0.45  # at higher GC, wrong frames in genes are open too
-MAX_BY_CHANCE = 1e-3  # expected number of such stretches in a random sequence with these bases
-_CODES = (STANDARD.number, *_READ_ON)  # codes whose open stretches are compared
-# whether a codon ends a stretch, by kind: no stop, each stop, each stop on the other strand
-_ENDS = np.zeros((len(_CODES), 1 + 2 * len(STANDARD.stops)), dtype=np.uint8)
-for _row, _number in enumerate(_CODES):
-    _is_stop = [stop not in _READ_ON.get(_number, ()) for stop in STANDARD.stops]
-    _ENDS[_row, 1:] = _is_stop + _is_stop
+# genetic code -> bacterial stops that it reads as residues, for codes whose open stretches are
+# compared. Codes with fewer such stops come first
+_READ_ON: Mapping[int, tuple[str, ...]] = {
+    STANDARD.number: (),
+    4: ("TGA",),
+    15: ("TAG",),
+    6: ("TAA", "TAG"),
+}
 
 
 def find_alternative_codes(
@@ -69,7 +67,7 @@ def find_open_codes(sequences: Sequence[str]) -> list[int | None]:
     is_open = (shares[:, 1] + shares[:, 2] <= _MAX_GC) & (longest[:, 1:] >= least).any(axis=1)
     for row in np.flatnonzero(is_open).tolist():
         base_shares = dict(zip("ACGT", shares[row].tolist(), strict=True))
-        codons = dict(zip(_CODES, longest[row].tolist(), strict=True))
+        codons = dict(zip(_READ_ON, longest[row].tolist(), strict=True))
         codes[indices[row]] = _best_open_code(codons, base_shares, int(lengths[row]))
     return codes
 
@@ -87,7 +85,7 @@ def _longest_open(sequences: Sequence[str]) -> tuple[IntArray, IntArray]:
     starts = np.cumsum(lengths) - lengths
     digits = encode("".join(sequences))
     counts = np.empty((n, 4), dtype=np.int64)
-    longest = np.empty((n, len(_CODES)), dtype=np.int64)
+    longest = np.empty((n, len(_READ_ON)), dtype=np.int64)
     call(
         "longest_open",
         digits,
@@ -95,8 +93,8 @@ def _longest_open(sequences: Sequence[str]) -> tuple[IntArray, IntArray]:
         lengths,
         n,
         _stop_by_code(),
-        _ENDS,
-        len(_CODES),
+        _ends_by_code(),
+        len(_READ_ON),
         _MAX_GC,
         counts,
         longest,
@@ -111,14 +109,17 @@ def _best_open_code(
 
     For the bacterial code, return None.
     """
+    max_by_chance = 1e-3  # such stretches in a random sequence with these bases
     same_length = 0.8  # a code with fewer reassigned stops needs this share of the longest stretch
     closed = open_codons[STANDARD.number]
     lengths = {}
     for number, stops in _READ_ON.items():
+        if not stops:
+            continue
         longest = open_codons[number]
         chances = _stop_chances(shares, read_on=stops)
         n_by_chance = n_bases * sum(chance * exp(-longest * chance) for chance in chances)
-        if longest >= max(OPEN_CODONS, _OPEN_RATIO * closed) and n_by_chance < MAX_BY_CHANCE:
+        if longest >= max(OPEN_CODONS, _OPEN_RATIO * closed) and n_by_chance < max_by_chance:
             lengths[number] = longest
     longest = max(lengths.values(), default=0)
     return next((number for number in lengths if lengths[number] >= same_length * longest), None)
@@ -136,6 +137,16 @@ def _stop_chances(shares: Mapping[str, float], read_on: Container[str]) -> tuple
 
 
 @cache
+def _ends_by_code() -> Digits:
+    """Return whether a codon ends a stretch under each code, by its kind in ``_stop_by_code``."""
+    ends = np.zeros((len(_READ_ON), 1 + 2 * len(STANDARD.stops)), dtype=np.uint8)
+    for row, read_on in enumerate(_READ_ON.values()):
+        is_stop = [stop not in read_on for stop in STANDARD.stops]
+        ends[row, 1:] = is_stop + is_stop
+    return ends
+
+
+@cache
 def _stop_by_code() -> Digits:
     """Classify each codon: 0 no stop, 1 to 3 a stop, 4 to 6 a stop on the other strand. (125,)"""
     stops = np.zeros(N_CODES, dtype=np.uint8)
@@ -148,8 +159,9 @@ def _stop_by_code() -> Digits:
 def encode(sequence: str) -> Digits:
     """Encode a sequence as digits, in parts to save memory. (n_bases,)"""
     digits = np.empty(len(sequence), dtype=np.uint8)
-    for first in range(0, len(sequence), _ENCODED_AT_ONCE):
-        part = sequence[first : first + _ENCODED_AT_ONCE].encode("ascii", "replace")
+    n_letters = 1_000_000  # per part
+    for first in range(0, len(sequence), n_letters):
+        part = sequence[first : first + n_letters].encode("ascii", "replace")
         call("encode_bases", np.frombuffer(part, np.uint8), len(part), digits[first:])
     return digits
 

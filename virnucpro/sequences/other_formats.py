@@ -8,6 +8,7 @@ turns "expected '>'" into the name of the format.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 
@@ -18,26 +19,30 @@ class OtherFormat(NamedTuple):
     remedy: str
 
 
+def _convert(command: str) -> str:
+    return f"convert it, for example with `{command}`"
+
+
+def _unpack(command: str) -> str:
+    return f"unpack it first: `{command}`"
+
+
 # remedies that several formats share
-_SAMTOOLS = "convert it, for example with `samtools fasta {0} > reads.fa`"
-_SEQRET = "convert it, for example with `seqret {0} fasta::out.fa`"
-_UNPACK = "unpack it first: `{0}`"
 _PLAIN_TEXT = "save the sequences as plain text in FASTA format"
 _DOWNLOAD = "look at it: it may be a login page or an error message. Download the file again"
 _HINT = "give the FASTA file that belongs to it"
-_DECRYPT = "decrypt it first"
 
 # name, remedy, pattern of the first bytes; the first match counts
 _TABLE: tuple[tuple[str, str, bytes], ...] = (
     # read alignments, variants, graphs
-    ("SAM", _SAMTOOLS.format("reads.sam"), rb"@(HD\t|SQ\t|RG\tID:|PG\tID:)"),
+    ("SAM", _convert("samtools fasta reads.sam > reads.fa"), rb"@(HD\t|SQ\t|RG\tID:|PG\tID:)"),
     (
         "SAM",
-        _SAMTOOLS.format("reads.sam"),
+        _convert("samtools fasta reads.sam > reads.fa"),
         rb"[^>@\s]\S*\t\d+\t\S+\t\d+\t\d+\t(\*|[\dMIDNSHP=X]+)\t",
     ),
-    ("BAM", _SAMTOOLS.format("reads.bam"), rb"BAM\x01"),
-    ("CRAM", _SAMTOOLS.format("reads.cram"), rb"CRAM[\x01-\x04]"),
+    ("BAM", _convert("samtools fasta reads.bam > reads.fa"), rb"BAM\x01"),
+    ("CRAM", _convert("samtools fasta reads.cram > reads.fa"), rb"CRAM[\x01-\x04]"),
     (
         "PAF",
         "give the FASTA file of the query or the target",
@@ -61,8 +66,8 @@ _TABLE: tuple[tuple[str, str, bytes], ...] = (
     ("a table of BLAST", "give the FASTA file of the query or the subject", rb"# T?BLAST[NPX] "),
     ("an HMMER profile", "give the sequences, not their profile", rb"HMMER\d/"),
     # database flat files
-    ("GenBank", "convert it, for example with `any2fasta file.gbk > file.fa`", rb"LOCUS "),
-    ("EMBL", "convert it, for example with `any2fasta file.embl > file.fa`", rb"ID   "),
+    ("GenBank", _convert("any2fasta file.gbk > file.fa"), rb"LOCUS "),
+    ("EMBL", _convert("any2fasta file.embl > file.fa"), rb"ID   "),
     ("ASN.1", "download the sequences as FASTA", rb"(Seq-entry|Bioseq-set|Seq-submit) ::="),
     (
         "PIR (NBRF)",
@@ -73,28 +78,28 @@ _TABLE: tuple[tuple[str, str, bytes], ...] = (
     # structures, trees, alignments
     ("PDB", "download the sequence as FASTA", rb"(HEADER {4}|REMARK +\d|CRYST1 |ATOM +\d)"),
     ("mmCIF", "download the sequence as FASTA", rb"data_\S+\s"),
-    ("NEXUS", _SEQRET.format("nexus::in.nex"), rb"(?i)#nexus"),
+    ("NEXUS", _convert("seqret nexus::in.nex fasta::out.fa"), rb"(?i)#nexus"),
     ("a Newick tree", "give the sequences, not their tree", rb"\s*\([\w('\"]"),
-    ("Clustal", _SEQRET.format("clustal::in.aln"), rb"CLUSTAL"),
-    ("Stockholm", _SEQRET.format("stockholm::in.sto"), rb"# STOCKHOLM"),
-    ("PHYLIP", _SEQRET.format("phylip::in.phy"), rb"\s*\d+\s+\d+\s*\n"),
+    ("Clustal", _convert("seqret clustal::in.aln fasta::out.fa"), rb"CLUSTAL"),
+    ("Stockholm", _convert("seqret stockholm::in.sto fasta::out.fa"), rb"# STOCKHOLM"),
+    ("PHYLIP", _convert("seqret phylip::in.phy fasta::out.fa"), rb"\s*\d+\s+\d+\s*\n"),
     # raw sequencer data
-    ("an SRA archive", "convert it, for example with `fasterq-dump reads.sra`", rb"NCBI\.sra"),
+    ("an SRA archive", _convert("fasterq-dump reads.sra"), rb"NCBI\.sra"),
     ("POD5", "call bases first, for example with `dorado basecaller`", rb"\x8bPOD\r\n\x1a\n"),
     ("HDF5", f"call bases first if it is FAST5; otherwise {_HINT}", rb"\x89HDF\r\n\x1a\n"),
-    ("an ABI trace", _SEQRET.format("abi::in.ab1"), rb"ABIF"),
-    ("SFF", "convert it, for example with `sff2fastq reads.sff > reads.fq`", rb"\.sff"),
+    ("an ABI trace", _convert("seqret abi::in.ab1 fasta::out.fa"), rb"ABIF"),
+    ("SFF", _convert("sff2fastq reads.sff > reads.fq"), rb"\.sff"),
     # packed sequences, tables, archives
     ("2bit", "convert it: `twoBitToFa in.2bit out.fa`", rb"C'A\x1a|\x1aA'C"),
     ("NAF", "convert it: `unnaf in.naf > out.fa`", rb"\x01\xf9\xec"),
     ("Parquet", "give the FASTA file that it was made from", rb"PAR1"),
-    ("a zip archive", _UNPACK.format("unzip"), rb"PK\x03\x04"),
-    ("a 7z archive", _UNPACK.format("7z x"), rb"7z\xbc\xaf'\x1c"),
-    ("a RAR archive", _UNPACK.format("unrar x"), rb"Rar!\x1a\x07"),
-    ("a file of compress (.Z)", _UNPACK.format("gunzip in.fa.Z"), rb"\x1f\x9d"),
-    ("an lz4 file", _UNPACK.format("lz4 -d in.fa.lz4"), rb"\x04\x22\x4d\x18"),
-    ("an lzip file", _UNPACK.format("lzip -d in.fa.lz"), rb"LZIP"),
-    ("an lzma file", _UNPACK.format("xz --format=lzma -d in.fa.lzma"), rb"\x5d\0\0"),
+    ("a zip archive", _unpack("unzip"), rb"PK\x03\x04"),
+    ("a 7z archive", _unpack("7z x"), rb"7z\xbc\xaf'\x1c"),
+    ("a RAR archive", _unpack("unrar x"), rb"Rar!\x1a\x07"),
+    ("a file of compress (.Z)", _unpack("gunzip in.fa.Z"), rb"\x1f\x9d"),
+    ("an lz4 file", _unpack("lz4 -d in.fa.lz4"), rb"\x04\x22\x4d\x18"),
+    ("an lzip file", _unpack("lzip -d in.fa.lz"), rb"LZIP"),
+    ("an lzma file", _unpack("xz --format=lzma -d in.fa.lzma"), rb"\x5d\0\0"),
     (
         "compressed twice",
         "decompress it once, for example with `gunzip -c in.fa.gz > out.fa.gz`",
@@ -118,14 +123,19 @@ _TABLE: tuple[tuple[str, str, bytes], ...] = (
     ("PDF", _PLAIN_TEXT, rb"%PDF-"),
     ("RTF", _PLAIN_TEXT, rb"\{\\rtf"),
     ("a document of Office", _PLAIN_TEXT, rb"\xd0\xcf\x11\xe0"),
-    ("encrypted", _DECRYPT, rb"-----BEGIN PGP|crypt4gh|Salted__|age-encryption\.org"),
+    ("encrypted", "decrypt it first", rb"-----BEGIN PGP|crypt4gh|Salted__|age-encryption\.org"),
     ("a resource fork of macOS", "give the file without ._ in its name", rb"\0\x05\x16\x07"),
     # other text encodings
     ("UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 in.fa > out.fa`", rb"\xff\xfe\0\0"),
     ("UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 in.fa > out.fa`", rb"\0\0\xfe\xff"),
     ("UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 in.fa > out.fa`", rb"\xff\xfe|\xfe\xff"),
 )
-FORMATS = [(OtherFormat(name, remedy), re.compile(mark)) for name, remedy, mark in _TABLE]
+
+
+@cache
+def known_formats() -> list[tuple[OtherFormat, re.Pattern[bytes]]]:
+    """List the formats, each with the pattern of its first bytes."""
+    return [(OtherFormat(name, remedy), re.compile(pattern)) for name, remedy, pattern in _TABLE]
 
 
 def find_other_format(start: bytes) -> OtherFormat | None:
@@ -138,13 +148,13 @@ def find_other_format(start: bytes) -> OtherFormat | None:
     tar_mark = b"ustar"
     byte_order_mark = b"\xef\xbb\xbf"
     text = start.removeprefix(byte_order_mark).lstrip(b"\r\n")
-    for other_format, mark in FORMATS:
-        if mark.match(text):
+    for other_format, pattern in known_formats():
+        if pattern.match(text):
             return other_format
     if b"\0" not in start:
         return None
     if start[tar_mark_offset:].startswith(tar_mark):
-        return OtherFormat("a tar archive", _UNPACK.format("tar xf"))
+        return OtherFormat("a tar archive", _unpack("tar xf"))
     return OtherFormat(
         "a binary file", "give FASTA or FASTQ, plain or compressed with gzip, bzip2, xz or zstd"
     )

@@ -22,7 +22,6 @@ MAX_HEADER = 2**24  # characters
 PEEK_BYTES = 4096  # enough to recognise every format
 READ_BYTES = 2**19  # bytes per read call
 BOM = b"\xef\xbb\xbf"
-_GAPS = "-.~"  # alignment gaps
 INNER_BLANKS = " \t\v\f"  # blanks between letters; str.split() also splits at control codes
 BLANKS = INNER_BLANKS + "\r\n"
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # ``surrogateescape`` decodes invalid bytes to these
@@ -127,7 +126,7 @@ def make_records(
             sequences = sequences[:n_good]
             lines = lines[:n_good]
     n_gaps = [0] * len(headers)
-    if gaps := find_letters(_GAPS, sequences):
+    if gaps := find_letters("-.~", sequences):  # of alignments
         letters = [strip_letters(gaps, sequence) for sequence in sequences]
         n_gaps = [len(a) - len(b) for a, b in zip(sequences, letters, strict=True)]
         sequences = letters
