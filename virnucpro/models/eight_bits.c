@@ -5,7 +5,6 @@
  */
 
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "vectors.h"
@@ -55,46 +54,50 @@ INLINE Vector gelu(Vector x) {
 }
 
 /* Round a row. The largest number becomes 127. */
-INLINE void round_row(const Rows *rows, int64_t row, float *restrict room) {
+INLINE void round_row(const Rows *rows, int64_t row, Vector *restrict room,
+                      const int is_whole) {
     static const float ROUNDING = 12582912; /* 1.5 * 2^23: added to a number, it rounds it */
     int64_t first = row * rows->dim;
     Vector most = {0}, faults = {0}, one;
     for (int64_t i = 0; i < rows->dim; i += LANES) {
-        one = load(rows, first + i, n_lanes(rows->dim - i));
+        one = load(rows, first + i, is_whole ? LANES : n_lanes(rows->dim - i));
         one = rows->has_gelu ? gelu(one) : one;
         most = larger(larger(one, -one), most);
         faults += one - one; /* 0, or NaN */
-        memcpy(room + i, &one, sizeof one);
+        room[i / LANES] = one;
     }
     float least = 1e-12F, largest = largest_of(most)[0];
     largest = largest > least ? largest : least; /* a row of zeros */
     rows->scales[row] = largest / 127 + sum_of(faults);
     float scale = 127 / largest;
     for (int64_t i = 0; i < rows->dim; i += LANES) {
-        memcpy(&one, room + i, sizeof one);
+        one = room[i / LANES];
         Vector rounding = (Vector){0} + ROUNDING;
         Whole numbers = (Whole)(one * scale + rounding) - (Whole)rounding;
         Bytes bytes = __builtin_convertvector(numbers, Bytes);
-        copy(rows->values + first + i, &bytes, n_lanes(rows->dim - i), 1);
+        copy(rows->values + first + i, &bytes, is_whole ? LANES : n_lanes(rows->dim - i), 1);
     }
 }
 
-INLINE int round_all(const Rows *rows) {
-    int64_t width = (rows->dim + LANES - 1) / LANES * LANES;
-    float *room = malloc((size_t)width * sizeof(float));
-    if (!room)
-        return -1;
+INLINE void round_rows(const Rows *rows, const int is_whole) {
+    Vector room[rows->dim / LANES + 1];
     for (int64_t row = 0; row < rows->n_rows; row++)
-        round_row(rows, row, room);
-    free(room);
-    return 0;
+        round_row(rows, row, room, is_whole);
+}
+
+/* Rows of whole vectors, as in all published models, need no care for their ends. */
+INLINE void round_all(const Rows *rows) {
+    if (rows->dim % LANES)
+        round_rows(rows, 0);
+    else
+        round_rows(rows, 1);
 }
 
 /* Scale products back, and add the bias. */
-INLINE int restore_all(const Product *p) {
+INLINE void restore_rows(const Product *p, const int is_whole) {
     for (int64_t row = 0; row < p->n_rows; row++) {
         for (int64_t i = 0; i < p->n_out; i += LANES) {
-            int64_t n = n_lanes(p->n_out - i);
+            int64_t n = is_whole ? LANES : n_lanes(p->n_out - i);
             Whole whole = {0};
             Vector scale = {0}, bias = {0};
             copy(&whole, p->product + row * p->n_out + i, n, 4);
@@ -107,22 +110,28 @@ INLINE int restore_all(const Product *p) {
             copy(p->out + row * p->n_out + i, &halves, n, 2);
         }
     }
-    return 0;
 }
 
-static int round_plain(const Rows *rows) { return round_all(rows); }
-static int restore_plain(const Product *product) { return restore_all(product); }
+INLINE void restore_all(const Product *product) {
+    if (product->n_out % LANES)
+        restore_rows(product, 0);
+    else
+        restore_rows(product, 1);
+}
 
-typedef int Round(const Rows *rows);
-typedef int Restore(const Product *product);
+static void round_plain(const Rows *rows) { round_all(rows); }
+static void restore_plain(const Product *product) { restore_all(product); }
+
+typedef void Round(const Rows *rows);
+typedef void Restore(const Product *product);
 
 static Round *round_here = round_plain;
 static Restore *restore_here = restore_plain;
 
 #if defined(__x86_64__) && !defined(PORTABLE)
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
-AVX512 static int round_avx512(const Rows *rows) { return round_all(rows); }
-AVX512 static int restore_avx512(const Product *product) { return restore_all(product); }
+AVX512 static void round_avx512(const Rows *rows) { round_all(rows); }
+AVX512 static void restore_avx512(const Product *product) { restore_all(product); }
 
 __attribute__((constructor)) static void choose_code(void) {
     __builtin_cpu_init();
@@ -137,11 +146,13 @@ __attribute__((constructor)) static void choose_code(void) {
 int round_to_int8(const void *numbers, int is_bf16, int has_gelu, int64_t n_rows, int64_t dim,
                   void *values, void *scales) {
     Rows rows = {numbers, n_rows, dim, is_bf16, has_gelu, values, scales};
-    return round_here(&rows);
+    round_here(&rows);
+    return 0;
 }
 
 int restore_int8(const void *product, const void *row_scales, const void *column_scales,
                  const void *bias, int64_t n_rows, int64_t n_out, void *out) {
     Product whole = {product, row_scales, column_scales, bias, n_rows, n_out, out};
-    return restore_here(&whole);
+    restore_here(&whole);
+    return 0;
 }
