@@ -91,7 +91,7 @@ class Command(click.Command):
         return super().parse_args(ctx, args)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CommandSpec:
     """A command that is built on demand, because reading its options takes time."""
 

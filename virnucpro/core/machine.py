@@ -162,7 +162,7 @@ _MEMORY_FILES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Group:
     """A control group on the path from this process to the root."""
 

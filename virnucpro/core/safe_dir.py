@@ -36,7 +36,7 @@ class _NamedFile(io.FileIO):
             return super().write(content)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SafeDir:
     """An output folder. Every path passed to it must be below ``root``.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from virnucpro.engine.vector_cache import CacheDir
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Resources:
     """The settings that change only the speed of a run."""
 
@@ -53,7 +53,7 @@ class ShardSink(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class WorkerConfig:
     """The settings of a run that a worker needs: plain data that is sent to its process."""
 

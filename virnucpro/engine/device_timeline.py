@@ -20,7 +20,7 @@ INITIAL_BIN_SECONDS = 1.0
 MAX_BINS = 240  # with more, neighbours are merged, which doubles the bin width
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class DeviceSeries:
     """The work of one device in time bins."""
 
@@ -49,7 +49,7 @@ class DeviceSeries:
         self.memory = [max(self.memory[i : i + 2]) for i in range(0, len(self.memory), 2)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DeviceTimeline:
     """One start of a run, from its first shard on."""
 

@@ -109,7 +109,7 @@ def _first_recent(points: Sequence[Point]) -> int:
 # The state
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class DeviceProgress:
     """The work of one worker and its replacements."""
 
@@ -125,7 +125,7 @@ class DeviceProgress:
         return self.series.n_shards
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class EmbeddingProgress:
     """The work of the workers on the shards that were pending at its start, or planned since.
 
@@ -306,7 +306,7 @@ class EmbeddingProgress:
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ProgressState:
     """The progress of a command: its current stage, and the embedding if it has begun."""
 

@@ -13,7 +13,7 @@ from virnucpro.results.outputs import RunOutput
 Rows: TypeAlias = Mapping[str, bytes | memoryview]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RowBatch:
     """Rows for neighbouring records, for all outputs.
 

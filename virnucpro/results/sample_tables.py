@@ -19,7 +19,7 @@ from virnucpro.sequences.inputs import InputFile
 _MAX_FAMILIES = 20  # bars in the graph for MultiQC, besides the others
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OutputDir:
     """Output destination for a run or for one sample."""
 
@@ -31,7 +31,7 @@ class OutputDir:
     samples: Path | None = None  # parent of one output folder per sample; None: no such folders
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _SampleRow:
     """Facts behind a row in the sample table."""
 

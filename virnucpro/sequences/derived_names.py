@@ -48,7 +48,7 @@ def without_number(name: str) -> str:
     return f"{match['owner']}{match['part']}{match['frame'] or ''}" if match else name
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class DerivedNameScan:
     """Search for derived names in a text that arrives in blocks."""
 

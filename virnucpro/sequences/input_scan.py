@@ -44,7 +44,7 @@ def _majority(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputTyp
     return ranks[0][0] if ranks else "nucleotide"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class InputScan:
     """Read all files once to their end. Memory contains at most 9 bytes per record.
 

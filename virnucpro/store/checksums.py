@@ -37,7 +37,7 @@ from virnucpro.store.frame_scores import FRAME_SCORES
 from virnucpro.store.run_dir import FEATURES, RunDir
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _HashingDir(SafeDir):
     """A run folder that hashes files while they are written, so that none is read again."""
 
@@ -75,7 +75,7 @@ class _HashedFile(io.BufferedIOBase):
         return self._digest.hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Outputs:
     """The outputs in a run folder."""
 

@@ -58,7 +58,7 @@ VECTOR_INDEX = "index.parquet"
 LOOKUP = "lookup.npy"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FeatureStore(ShardStore):
     """The vectors that one encoder makes for the shards of a run."""
 
@@ -167,7 +167,7 @@ class FeatureStore(ShardStore):
             yield path, find_vectors(path), self.read(path, attributes)[0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ReadOnlyStore(FeatureStore):
     """The store of a finished run. Instead of writing a file, it compares the content."""
 

@@ -34,7 +34,7 @@ _FILE = re.compile(rf"({SHARD_NAME})()\{FRAME_SCORES}")
 Columns = Mapping[str, NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FrameScoreStore(ShardStore):
     """The frame scores of a run, one file per shard."""
 

@@ -20,7 +20,7 @@ from virnucpro.sequences.samples import RunIds
 from virnucpro.sequences.taken_names import NO_TAKEN_NAMES, TakenNames, find_taken_names
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Manifest:
     """The content of ``run.json`` that a resume needs."""
 

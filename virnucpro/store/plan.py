@@ -170,7 +170,7 @@ class SlicePlan:
     n_orfs: tuple[int, ...] = ()  # of each block, also if some process cannot read them
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """The slices of each series, in order, and the plans made so far."""
 
@@ -413,7 +413,7 @@ def _count_numbers(recipe: Recipe) -> int:
     return number
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Planner:
     """The context for planning any slice, sent to helpers."""
 
@@ -421,7 +421,7 @@ class _Planner:
     selection: Selection
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _SliceTask:
     """Plan a slice: write its shards, its id digests, and last the shard hashes."""
 

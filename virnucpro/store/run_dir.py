@@ -73,7 +73,7 @@ class OutputNames:
     sample: tuple[str, ...] = ()  # names that may also occur in a sample's folder
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RunDir(SafeDir):
     """The folder of a run. ``SafeDir`` writes into it."""
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 ThresholdText: TypeAlias = tuple[str, tuple[tuple[int, float], ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RecordClassifier:
     """Calls records by sequence, by their frame vectors, or by both.
 
@@ -152,7 +152,7 @@ class RecordClassifier:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ScorerClassifier(RecordClassifier):
     """The scorer calls by sequence alone. Embedded frames do not change calls."""
 
@@ -192,7 +192,7 @@ class ScorerClassifier(RecordClassifier):
         return results
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SequenceClassifier(ScorerClassifier):
     """The scorer calls and nothing is embedded. The scores are stored for later thresholds."""
 

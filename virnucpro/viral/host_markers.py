@@ -206,7 +206,7 @@ class _TextIndex(NamedTuple):
         return index
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _LetterBlock:
     """Neighbouring letters of a record, which are indexed once they have been read often."""
 
@@ -231,7 +231,7 @@ class _LetterBlock:
         return counts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RecordText:
     """The bases of a record, in which words are counted.
 

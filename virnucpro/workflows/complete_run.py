@@ -128,7 +128,7 @@ def _run_stream(stream: _PlanStream, executor: StreamingExecutor, summary: Summa
             summary.records = tables.result()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _PlanStream:
     """Plans the missing slices of a run in a thread, feeds an executor, then writes the tables."""
 

@@ -133,7 +133,7 @@ def run_locked_predict(
     return summary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Classification:
     """The classifier, region finder and score store for one input type."""
 

@@ -14,7 +14,7 @@ from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig, make_recipe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PredictConfig(RunConfig):
     """One resolved ``predict``, with or without encoders."""
 

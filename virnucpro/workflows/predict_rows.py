@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SELECTION = Selection(select=select_for_embedding, min_searched_length=SHORTEST_RECORD)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class CallRowBuilder(RowBuilder):
     """Makes rows for records that a classifier calls."""
 

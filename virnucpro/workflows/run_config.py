@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from virnucpro.engine.work_options import WorkOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RunConfig:
     """One resolved ``predict`` or ``extract``.
 

@@ -22,7 +22,7 @@ from virnucpro.workflows.table_cache import FinishedRows, RowStore, ScoreFiles
 from virnucpro.workflows.table_tasks import RowBuilder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RunRecord:
     """Writes ``run.json``: the manifest, the facts about this start, and the run state."""
 
@@ -40,7 +40,7 @@ class RunRecord:
         self.write(state, **{RowStore.field: self.cache_key})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RunContext:
     """A planned run. Built once, after planning, and never changed."""
 

@@ -70,7 +70,7 @@ def local_executor(devices: Sequence[str]) -> Executor:
 # Opening
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OpenRun:
     """A run folder, the recorded run to resume, and the helpers of this start."""
 
@@ -198,7 +198,7 @@ def start_workers(
 # Planning
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PlanSteps:
     """The facts that planning needs, and what follows it."""
 

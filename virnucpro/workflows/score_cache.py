@@ -40,7 +40,7 @@ from virnucpro.viral.types import Region, Track
 Arrays = Mapping[str, NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ScoreStore:
     """A run's score files, by block index."""
 

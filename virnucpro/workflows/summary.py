@@ -46,7 +46,7 @@ class Classifier(Protocol):
     def threshold(self) -> tuple[str, tuple[tuple[int, float], ...]]: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Summary:
     """A run's figures."""
 

@@ -34,7 +34,7 @@ from virnucpro.store.shard_store import ShardStore
 _COUNTS = ("n_records", "n_letters", "work", "n_blocks")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SliceRows:
     """The table rows of a slice or one of its blocks, and the feature files per store."""
 
@@ -64,7 +64,7 @@ class SliceRows:
                 self.batches.append(batch)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RowStore:
     """A plan's row files, one per group of slices with the same records.
 
@@ -171,7 +171,7 @@ class ScoreFiles(Protocol):
         """Delete all files except these names (without suffix)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class FinishedRows:
     """Rows that an earlier start or another machine wrote and that are still valid."""
 

@@ -46,7 +46,7 @@ class FrameSource(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StoredFrames:
     """The frames of a shard whose worker has scored them. Only the task that needs them reads."""
 
@@ -99,7 +99,7 @@ class BlockRows:
     is_new: bool  # False: made from stored scores
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RowBuilder(ABC):
     """Context that all table tasks of a run share. It is sent to each helper once.
 
@@ -194,7 +194,7 @@ class ScoredShard(NamedTuple):
     files: list[list[IndexPart]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ShardTask:
     """Read a shard and its vectors, verify them, and score the frames.
 

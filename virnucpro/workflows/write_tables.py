@@ -139,7 +139,7 @@ def check_stored(event: ShardDone | ShardFailed) -> None:
         raise event.refusal.to_error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TableWriter:
     """Writes a planned run's tables, while its shards may still be embedded."""
 

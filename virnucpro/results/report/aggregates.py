@@ -151,7 +151,7 @@ def _numeric_columns(
     return lengths, scores, rates, block.has_columns("call", b"virus"), n_chunks
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunCounts:
     """Record counts for a run, or for a block in its table."""
 
@@ -308,7 +308,7 @@ def bounded_log_odds(scores: FloatArray) -> FloatArray:
     return np.clip(np.log(inside / (1 - inside)), -MAX_LOG_ODDS, MAX_LOG_ODDS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CountTask(Generic[T]):
     """Processes the lines in a table span."""
 

@@ -57,7 +57,7 @@ class Drawing:
         return sum(bool(layer.label) for layer in self.layers)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Chart:
     """Lines over a common x axis. ``None`` in a series is a gap."""
 

@@ -29,7 +29,7 @@ _REGIONS_START = re.compile(r"virnucpro \S+ regions: ")
 Key: TypeAlias = tuple[str, str]  # file and id of a record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RunJson:
     """Content from ``run.json`` or a similar file. Any value may be missing or wrong."""
 
