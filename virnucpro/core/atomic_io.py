@@ -192,9 +192,9 @@ def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - as it comes
 def _iter_inner_containers(containers: list[Any]) -> Iterator[Any]:
     """Yield the objects and lists directly inside these objects and lists."""
     for container in containers:
-        values = container.values() if isinstance(container, dict) else container
+        values = container.values() if type(container) is dict else container
         for value in values:
-            if isinstance(value, (dict, list)):
+            if type(value) is dict or type(value) is list:  # JSON has no subclasses of them
                 yield value
 
 

@@ -18,7 +18,6 @@ import errno
 import fcntl
 import os
 import re
-import socket
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -152,7 +151,7 @@ def _host() -> str:
     Containers often share their machine's name, and each has a process 1.
     """
     machine_namespace = "4026531836"  # the machine's own PID namespace: PROC_PID_INIT_INO in Linux
-    name = socket.gethostname()
+    name = os.uname().nodename
     number = machine_namespace
     with suppress(OSError):  # not Linux, or without /proc
         number = Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
@@ -357,7 +356,7 @@ def _lock_softly(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iter
 
 def _is_dead(handle: FileIO, mark: Path) -> bool:
     """Return True if the process on another host that made a mark is dead."""
-    if _tag_host(mark) in ("", socket.gethostname()):
+    if _tag_host(mark) in ("", os.uname().nodename):
         return False  # filelock has checked it, or it is just being created
     shortest = Timing.n_watched_beats * Timing.beat_seconds / 2
     patience = max(Timing.dead_seconds - _lock_age(mark, handle), shortest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import socket
+import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -157,7 +157,7 @@ def start_record(
     facts: dict[str, Any] = {
         "argv": list(config.options.argv),
         "versions": {**versions, "numpy": np.__version__},
-        "host": socket.gethostname(),
+        "host": os.uname().nodename,
         "checkpoints": list(map(str, config.checkpoints)),
         "announced": list(announced),
         "resources": asdict(config.resources),
