@@ -90,7 +90,7 @@ def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Float
         header = lines.readline().decode("utf-8", "surrogateescape")
         if missing := set(RunOutput.TRACKS.columns) - set(header.split()):
             raise ValueError(f"it has no column {min(missing)}")
-        while data := b"".join(lines.readlines(track_bytes_at_once)):
+        while data := lines.read(track_bytes_at_once) + lines.readline():
             block = TableBlock.from_bytes(data, header)
             run_ids, code = block.codes("record")
             first = block.integers("start")
