@@ -49,9 +49,10 @@ from virnucpro.store.shard_files import read_shard
 from virnucpro.store.shard_store import ShardStore
 
 _COPIES = "_copies"  # ends the stem of a file with copies
-_FILE = re.compile(rf"({SHARD_NAME})({_COPIES})?\.h5")
-_EXPORT = re.compile(rf"{SHARD_NAME}(?:{_COPIES})?\.(?:npz|pt|parquet)")
-_FOLDER = re.compile(r"\w+-[0-9a-f]{16}")
+# compiled by ``re`` at the first use, since a run without vectors has none
+_FILE = rf"({SHARD_NAME})({_COPIES})?\.h5"
+_EXPORT = rf"{SHARD_NAME}(?:{_COPIES})?\.(?:npz|pt|parquet)"
+_FOLDER = r"\w+-[0-9a-f]{16}"
 # names of a store's file list, index of vectors, and lookup table
 PARTS = "parts.json"
 VECTOR_INDEX = "index.parquet"
@@ -124,7 +125,7 @@ class FeatureStore(ShardStore):
         return {name: value for name, value in attributes.items() if name != "model"}
 
     def match(self, name: str) -> re.Match[str] | None:
-        return _FILE.fullmatch(name)
+        return re.fullmatch(_FILE, name)
 
     def verify(self, path: Path, attributes: Attributes) -> Checksums:
         _, checksums = self.read(path, attributes)
@@ -211,12 +212,12 @@ def open_stores(
 
 def is_feature_file(name: str) -> bool:
     """Return True if a file with this name contains vectors of a shard or its copies."""
-    return _FILE.fullmatch(name) is not None
+    return re.fullmatch(_FILE, name) is not None
 
 
 def is_export(path: Path) -> bool:
     """Return True if a file in a store's folder is a shard exported to another format."""
-    return _EXPORT.fullmatch(path.name) is not None
+    return re.fullmatch(_EXPORT, path.name) is not None
 
 
 def index_path(folder: Path) -> Path:
@@ -233,7 +234,7 @@ def encoder_folder_names(features: Path) -> list[str]:
     """List the names in a features folder that belong to stores of further encoders."""
     if not features.is_dir():
         return []
-    return [path.name for path in features.iterdir() if _FOLDER.fullmatch(path.name)]
+    return [path.name for path in features.iterdir() if re.fullmatch(_FOLDER, path.name)]
 
 
 class StoredFeatures(NamedTuple):

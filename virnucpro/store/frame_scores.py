@@ -29,7 +29,7 @@ from virnucpro.store.feature_file import (
 from virnucpro.store.shard_store import ShardStore
 
 FRAME_SCORES = ".frames"  # suffix
-_FILE = re.compile(rf"({SHARD_NAME})()\{FRAME_SCORES}")
+_FILE = rf"({SHARD_NAME})()\{FRAME_SCORES}"  # compiled by ``re`` at the first use
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -54,7 +54,7 @@ class FrameScoreStore(ShardStore):
         }
 
     def match(self, name: str) -> re.Match[str] | None:
-        return _FILE.fullmatch(name)
+        return re.fullmatch(_FILE, name)
 
     def verify(self, path: Path, attributes: Attributes) -> Checksums:
         return verify(path, attributes)

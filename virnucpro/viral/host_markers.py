@@ -36,7 +36,7 @@ RIBOSOMAL_RNA = (
 )
 # the T arm of a tRNA: a stem of five pairs and a loop of seven bases (Sprinzl et al. 1998, Nucleic
 # Acids Res. 26:148). It ends eight bases before the end of the tRNA
-_T_ARM = re.compile(r"(?=([ACGT]{4})GTTC[AG]A.[CT]C([ACGT]{4}))")
+_T_ARM = r"(?=([ACGT]{4})GTTC[AG]A.[CT]C([ACGT]{4}))"
 _PAIRS = {"AT", "TA", "CG", "GC", "GT", "TG"}
 _MIN_PAIRS = 4  # of bases in the stem of an arm
 _BEHIND_ARM = 25  # bases from the arm's first base to the tRNA's end
@@ -91,7 +91,7 @@ def find_trna_ends(sequence: str) -> list[int]:
     """Return tRNA genes' 3' ends in an upper-case sequence, as positions between bases."""
     places = []
     for strand, bases in enumerate((sequence, reverse_complement(sequence))):
-        for match in _T_ARM.finditer(bases):
+        for match in re.finditer(_T_ARM, bases):
             pairs = zip(match[1], reversed(match[2]), strict=True)
             if sum(a + b in _PAIRS for a, b in pairs) >= _MIN_PAIRS:
                 end = match.start() + _BEHIND_ARM
