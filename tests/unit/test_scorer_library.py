@@ -186,15 +186,19 @@ def test_word_counts_equal_python(text: str, words: list[str]) -> None:
 def test_indexed_word_counts_equal_python(
     text: str, words: list[str], first: int, n_behind: int
 ) -> None:
-    """The last count is from an index of the text, the others are not."""
+    """The last counts are from an index of the text, the others are not."""
     text = "A" * 50 + text + "".join(words) * 2
     words += [*map(reverse_complement, words), "A" * 12]
     end = len(text) - n_behind
-    block = landmarks._LetterBlock(np.frombuffer(text.encode(), np.uint8))
+    letters = np.frombuffer(text.encode(), np.uint8)
+    block = landmarks._LetterBlock(letters)
     expected = [text.count(word, first, end) for word in words]
     while block.index is None:
         assert block.count(words, first, end).tolist() == expected
     assert block.count(words, first, end).tolist() == expected
+    read_often = landmarks._LetterBlock(letters, n_expected=100)
+    assert read_often.count(words, first, end).tolist() == expected
+    assert read_often.index is not None
 
 
 @given(st.text("ACGTN", min_size=1, max_size=40))

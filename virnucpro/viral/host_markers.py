@@ -208,16 +208,17 @@ class _TextIndex(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _LetterBlock:
-    """Neighbouring letters of a record, which are indexed once they have been read often."""
+    """Neighbouring letters of a record, which are indexed if they are read often."""
 
     letters: Digits  # ASCII
+    n_expected: float = 0.0  # times that they will probably be read
     n_read: int = 0  # times that they were read without an index
     index: _TextIndex | None = None
 
     def count(self, words: Sequence[str], first: int, end: int) -> IntArray:
         """Count non-overlapping occurrences in the letters from first to end. -> (n_words,)"""
         reads_as_index = 32  # reading letters so many times takes as long as indexing them
-        if self.index is None and self.n_read < reads_as_index:
+        if self.index is None and max(self.n_expected, self.n_read) < reads_as_index:
             self.n_read += 1
             return _count(words, self.letters[first:end])
         if self.index is None:
@@ -240,6 +241,7 @@ class RecordText:
     """
 
     bases: str  # upper case
+    n_regions: int = 0  # in which words will be counted
     _blocks: dict[int, _LetterBlock] = field(default_factory=dict)  # by their first base
     _counts: dict[tuple[int, str], int] = field(default_factory=dict)  # of start and word
 
@@ -265,7 +267,8 @@ class RecordText:
         if first not in self._blocks:
             self._blocks.clear()
             letters = _encode_bases(self.bases[first : first + 2 * _SEARCHED_BASES])
-            self._blocks[first] = _LetterBlock(letters)
+            n_expected = self.n_regions * len(letters) / len(self.bases)
+            self._blocks[first] = _LetterBlock(letters, n_expected)
         return self._blocks[first]
 
 

@@ -273,9 +273,8 @@ def regions_from_windows(
     track = Track(starts, starts + model.size, items.log_odds, posterior)
     if not (runs or weak or is_virus):
         return (), track
-    repeats = Repeats.from_sequence(
-        sequence, starts, evidence, model
-    )  # genes are on both sides of an end
+    n_regions = len(runs) + len(weak)
+    repeats = Repeats.from_sequence(sequence, starts, evidence, model, n_regions)
     if is_virus:
         whole = ViralRun(0, len(posterior), 0, n_bases)
         runs = [runs[0]._replace(end=runs[-1].end, end_base=runs[-1].end_base) if runs else whole]
@@ -482,14 +481,22 @@ class Repeats:
 
     @classmethod
     def from_sequence(
-        cls, sequence: str, starts: IntArray, evidence: FloatArray, model: RegionModel
+        cls,
+        sequence: str,
+        starts: IntArray,
+        evidence: FloatArray,
+        model: RegionModel,
+        n_regions: int = 0,
     ) -> Repeats:
-        """Search a record for repeats, up to one usual region length from each end."""
+        """Search a record for repeats, up to one usual region length from each end.
+
+        Copies of repeats are counted faster if it is known around how many regions.
+        """
         sums = np.concatenate([[0.0], np.cumsum(evidence)])
         (_, enter), (leave, _) = model.transition(model.step)
         reach = round(model.virus_bases)
         cost = -enter - leave
-        record = RecordText(sequence)
+        record = RecordText(sequence, n_regions)
         return cls(record, starts + model.size // 2, sums, reach, cost)
 
     def from_window(self, run: ViralRun, bounds: tuple[int, int] | None = None) -> Repeat | None:
