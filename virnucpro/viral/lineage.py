@@ -213,7 +213,9 @@ def name_clusters(
     pairs, pair_index = np.unique(keys, return_inverse=True)
     n_hits = np.bincount(pair_index, hits.n_hits, minlength=len(pairs)).astype(np.int64)
     record, owner = np.divmod(pairs, n_owners)
-    is_cluster = np.array([owners[number].startswith("cluster:") for number in owner.tolist()], bool)
+    is_cluster = np.array(
+        [owners[number].startswith("cluster:") for number in owner.tolist()], bool
+    )
     limits = CLUSTER_LIMITS
     needed = np.maximum(limits.min_kmers, n_kmers[record] / limits.kmers_per_hit)
     is_named = is_cluster & (n_hits >= needed)
