@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from forkserver_runner import Forked
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from run_helpers import our_processes, run_inline
 
 from virnucpro.core import child_process as processes
@@ -43,8 +43,9 @@ from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig
 
 # the same examples every time; many more, and others, with --hypothesis-profile=long
-settings.register_profile("gate", max_examples=50, derandomize=True, deadline=None)
-settings.register_profile("long", max_examples=5_000, deadline=None)
+untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("gate", untimed, max_examples=50, derandomize=True)
+settings.register_profile("long", untimed, max_examples=5_000)
 settings.load_profile("gate")
 
 use_device(torch.device("cpu"))  # called before a test computes
