@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 
 import h5py
 import pytest
 from conftest import TINY
 from fair_esm_reference import make_fair_esm, save_contact_head, save_fair_esm
+from forkserver_runner import call, run_command, virnucpro
+
+from virnucpro.models.validation import compare_reference
+from virnucpro.models.validation.compare_reference import make_panel
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/EMBEDDINGS.md").read_text(encoding="utf-8")
@@ -36,6 +39,18 @@ REPLACEMENTS = {
 }
 
 
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def run_with_short_panel(words: list[str]) -> None:
+    """Run a command. ``models check`` uses short proteins. ``test_check`` uses all of them."""
+    panel = {name: protein for name, protein in make_panel().items() if len(protein) < 100}
+    assert panel
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare_reference, "make_panel", lambda _: panel)
+        run_command(words)
+
+
 def for_this_machine(command: str) -> str:
     for old, new in REPLACEMENTS.items():
         command = command.replace(old, new)
@@ -53,16 +68,9 @@ def folder(tmp_path: Path) -> Path:
     module = make_fair_esm(TINY)  # the built-in model has no heads
     save_fair_esm(module, folder / "with_heads.pt")
     save_contact_head(module, folder / "with_heads-contact-regression.pt")
-    bin_folder = str(Path(sys.executable).parent)
-    environment = {**os.environ, "PATH": os.pathsep.join([bin_folder, os.environ["PATH"]])}
     for command in COMMANDS:
-        done = subprocess.run(
-            ["bash", "-c", for_this_machine(command)],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        words = shlex.split(for_this_machine(command))[1:]
+        done = virnucpro(*words, cwd=folder, env=ONE_THREAD, run=run_with_short_panel)
         assert done.returncode == 0, (command, done.stderr)
     return folder
 
@@ -79,12 +87,14 @@ def check_commands(folder: Path) -> None:
         assert {"std_layer1", "mean_layer2", "contacts", "perplexity"} <= set(h5)
 
 
+def run_program(program: str) -> None:
+    exec(program, {"__name__": "__main__"})
+
+
 def check_python(folder: Path) -> None:
     program = "\n".join([*PYTHON, "print(vectors.shape, n_vectors, table.height)"])
     program = program.replace("mean_layer6", "mean_layer1")
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True
-    )
+    done = call(run_program, program, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "(4, 128)" in done.stdout  # a batch of mean vectors
     assert done.stdout.endswith("(2, 128) 4 4\n")
