@@ -171,6 +171,14 @@ def quick_starts(monkeypatch):
     monkeypatch.setattr(processes, "start_interpreter", Forked)
 
 
+@pytest.fixture(scope="module")
+def quick_starts_in_module() -> Iterator[None]:
+    """As ``quick_starts``, in all tests of a module and in its fixtures of this scope."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "start_interpreter", Forked)
+        yield
+
+
 @pytest.fixture(scope="session")
 def configure(tiny: Tiny) -> Callable[..., RunConfig]:
     """Configure a run in fp32 with small shards. Keywords change its options or its config."""

@@ -51,6 +51,8 @@ from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.options import RunOptions
 from virnucpro.workflows.predict_options import PredictOptions
 
+pytestmark = pytest.mark.usefixtures("quick_starts_in_module")
+
 EARLIER_NAME = "esm2_virnucpro"
 NOWHERE = "http://127.0.0.1:1"
 REPOSITORY = "facebook/published"

@@ -47,6 +47,8 @@ from virnucpro.workflows.status import inspect_run, measure_run
 from virnucpro.workflows.summary import Summary
 from virnucpro.workflows.work_share import work
 
+pytestmark = pytest.mark.usefixtures("quick_starts_in_module")
+
 NUCLEOTIDES = Recipe(
     command="predict", input_type="nucleotide", chunk_size=500, min_length=150, encoders=()
 )

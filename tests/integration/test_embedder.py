@@ -10,6 +10,8 @@ import pytest
 import virnucpro
 from virnucpro.core.errors import InputError, UsageError
 
+pytestmark = pytest.mark.usefixtures("quick_starts_in_module")
+
 MODEL = "virnucpro-tiny"
 
 

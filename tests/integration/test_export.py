@@ -17,6 +17,8 @@ import virnucpro
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.store.export_formats import FORMATS, ExportSource, write_safetensors
 
+pytestmark = pytest.mark.usefixtures("quick_starts_in_module")
+
 SEQUENCES = {
     "P12345": "MKVLAAGITGDEFWY",
     "sp|Q9|X": "MSTNPKPQR",

@@ -34,6 +34,8 @@ from virnucpro.viral.head import Head
 from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
 
+pytestmark = pytest.mark.usefixtures("quick_starts_in_module")
+
 CPU = torch.device("cpu")
 KINDS = {
     "composition": {"encoding": "composition"},

@@ -45,6 +45,8 @@ from virnucpro.workflows.recompute import Recomputed, largest_distance_explained
 from virnucpro.workflows.recompute import recompute as recompute_with
 from virnucpro.workflows.resolve_predict import resolve_predict
 
+pytestmark = pytest.mark.usefixtures("quick_starts_in_module")
+
 SMALL = {"bytes_per_slice": 2**12, "residues_per_shard": 900}
 
 

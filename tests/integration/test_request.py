@@ -31,6 +31,8 @@ from virnucpro.workflows.predict_config import PredictConfig
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig
 
+pytestmark = pytest.mark.usefixtures("quick_starts_in_module")
+
 
 @pytest.fixture
 def options(tmp_path, contigs):

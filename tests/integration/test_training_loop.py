@@ -69,7 +69,7 @@ from virnucpro.training.train import _Board, _show_best
 from virnucpro.training.trainer import _Clock, lr_factor, profile_lines, speed_lines
 
 CPU = Ranks(0, 1, torch.device("cpu"))
-pytestmark = pytest.mark.usefixtures("quick_starts")
+pytestmark = pytest.mark.usefixtures("quick_starts_in_module")
 
 
 def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:

@@ -54,6 +54,8 @@ from virnucpro.training.training_config import (
     resolve_training,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_starts_in_module")
+
 TRAIN = app.get_command(click.Context(app), "train")
 
 

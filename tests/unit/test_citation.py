@@ -16,6 +16,8 @@ from virnucpro.core.atomic_io import hash_file
 from virnucpro.models.names import TINY_NOTICE
 from virnucpro.results.report.citation import Work, all_works
 
+pytestmark = pytest.mark.usefixtures("quick_starts_in_module")
+
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
 
 

@@ -24,6 +24,8 @@ from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.training.training_config import resolve_training
 from virnucpro.workflows.extract_options import ExtractOptions
 
+pytestmark = pytest.mark.usefixtures("quick_starts_in_module")
+
 TOO_LARGE_FOR_FP16 = 1e5
 TOO_LARGE_FOR_BF16 = 3.4e38  # float32 ends at 3.4028e38, bf16 at 3.3895e38
 MOST_FIRST_FAILURES = 100
