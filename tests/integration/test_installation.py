@@ -9,6 +9,7 @@ import sys
 
 import check_pythons
 import pytest
+from forkserver_runner import run_command, virnucpro
 from labelled_data_helpers import write_labelled
 from run_helpers import write_fasta
 
@@ -39,10 +40,17 @@ def test_missing_extra_is_named_at_once(tmp_path, package, extra, command):
     assert not (tmp_path / "x").exists()
 
 
+def run_without_tensorboard(words: list[str]) -> None:
+    assert "tensorboard" not in sys.modules
+    sys.modules["tensorboard"] = None
+    run_command(words)
+
+
 def test_training_without_tensorboard_warns(tiny, tmp_path):
     words = ["--data", write_labelled(tmp_path), "--model", tiny.model, "--workers", 1]
     words += ["--chunk-size", 300, "--batch-size", 16, "--hidden", 8, "--epochs", 1]
-    answer = without("tensorboard", "train", *words, "--device", "cpu", "-o", tmp_path / "out")
+    words += ["--device", "cpu", "-o", tmp_path / "out"]
+    answer = virnucpro("train", *words, run=run_without_tensorboard)
     assert answer.returncode == 0, answer.stderr
     assert "TensorBoard is not installed (hint: `pip install 'virnucpro[train]'`" in answer.stderr
     assert (tmp_path / "out" / "model" / "head.safetensors").exists()
