@@ -233,7 +233,7 @@ def test_killed_writers_leave_a_valid_cache(tmp_path):
         for writer in writers:
             writer.start()
         for writer in writers:
-            time.sleep(rng.random() * 0.2)
+            time.sleep(rng.random() * 0.1)
             assert writer.is_alive()
             writer.kill()
             n_kills += 1

@@ -310,7 +310,7 @@ SPINNING = """
 import resource, signal
 import child_targets
 from virnucpro.core.child_process import ChildProcess, defer_interrupts, start_process
-resource.setrlimit(resource.RLIMIT_CPU, (6, 6))
+resource.setrlimit(resource.RLIMIT_CPU, (3, 3))
 with defer_interrupts():
     child = start_process(child_targets.spin)
 print(child.exit_reason(), "/", child.remedy)
