@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import make_dashboard
@@ -19,12 +20,14 @@ LOADED = re.compile(r"<(?:script|img|link)[^>]*\b(?:src|href)=\"?(https?:)?//")
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
+def site(made_once: Callable[..., Path]) -> Path:
+    return made_once("site", build_site) / "html"
+
+
+def build_site(folder: Path) -> None:
     command = [sys.executable, str(ROOT / "docs/make_site.py"), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "html"
 
 
 def test_site_has_every_page(site: Path) -> None:
