@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from forkserver_runner import start, virnucpro
-from run_helpers import CONTIGS, rows, statuses, write_fasta
+from run_helpers import CONTIGS, invoke, rows, statuses, write_fasta
 
 from virnucpro._version import __version__
 from virnucpro.cli.console import next_step, number_gpus_by_bus
@@ -424,6 +424,20 @@ def test_models_state_size_before_download(tmp_path, monkeypatch):
     listed = virnucpro("models", "list").stdout
     assert re.search(r" 6\.3 GB to 11\.0 GB +no +5\.7 GB to download", listed)
     assert not (tmp_path / "torch").exists()
+
+
+def test_bundle_info_lists_encoders_and_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    code, shown = invoke("models", "info", "virnucpro-500")
+    assert code == 0, shown
+    lines = shown.splitlines()
+    assert lines[0].split(maxsplit=1) == ["encoders", "dnabert-s and esm2_t36_3B_UR50D"]
+    assert lines[1].endswith("/virnucpro-500/500_model.pth, for chunks of 500 bases")
+    assert lines[2].split() == ["to", "fetch", "6.2", "GB"]
+    files = [line.rpartition("/")[2] for line in lines if line.startswith("file ")]
+    assert {"pytorch_model.bin", "esm2_t36_3B_UR50D.pt", "500_model.pth"} < set(files)
+    # both encoders are loaded at once
+    assert "GPU memory  11.7 GB for the default batches, 7.0 GB at least" in lines
 
 
 def test_resume_keeps_auto_precision(model, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -16,7 +17,7 @@ from run_helpers import flip_bit, leftovers, run_inline, write_fasta, write_run_
 from torch.utils.data import DataLoader
 
 import virnucpro
-from virnucpro.core.errors import FeatureFileError, InputMissingError, UsageError
+from virnucpro.core.errors import FeatureFileError, InputMissingError, UnavailableError, UsageError
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Embeddings, Shard, hash_texts
 from virnucpro.store.feature_index import IndexPart, write_parts
@@ -219,6 +220,14 @@ def test_anndata_has_every_vector(tmp_path):
     found = run.to_anndata()
     assert np.array_equal(found.X, run[:]) and found.obs_names.tolist() == list(run.ids)
     assert found.obs["length"].tolist() == run.lengths.tolist()
+
+
+def test_missing_anndata_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "anndata", None)
+    run = make_store(tmp_path / "run", [5, 7])
+    with pytest.raises(UnavailableError, match="to_anndata needs the package anndata") as caught:
+        run.to_anndata()
+    assert caught.value.hint == "install it: pip install anndata"
 
 
 # Damage
