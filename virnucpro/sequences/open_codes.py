@@ -23,6 +23,7 @@ Digits = NDArray[np.uint8]
 
 UNKNOWN = 4
 N_CODES = 125  # codon codes: 25 a + 5 b + c for three digits, including unknown letters
+_ENCODED_AT_ONCE = 1_000_000  # letters
 OPEN_CODONS = 100  # codons in the shortest open stretch that indicates another code
 _OPEN_RATIO = 2.5  # minimum ratio of the longest open stretches, other code to bacterial code
 _MAX_GC = 0.45  # at higher GC, wrong frames in genes are open too
@@ -159,9 +160,8 @@ def _stop_by_code() -> Digits:
 def encode(sequence: str) -> Digits:
     """Encode a sequence as digits, in parts to save memory. (n_bases,)"""
     digits = np.empty(len(sequence), dtype=np.uint8)
-    n_letters = 1_000_000  # per part
-    for first in range(0, len(sequence), n_letters):
-        part = sequence[first : first + n_letters].encode("ascii", "replace")
+    for first in range(0, len(sequence), _ENCODED_AT_ONCE):
+        part = sequence[first : first + _ENCODED_AT_ONCE].encode("ascii", "replace")
         call("encode_bases", np.frombuffer(part, np.uint8), len(part), digits[first:])
     return digits
 
