@@ -29,11 +29,6 @@ from virnucpro.results.table_blocks import (
     split_table,
 )
 
-PER_DOUBLING = 4  # length bins per doubling
-_DOUBLINGS = 40  # a record is shorter than 2^40 letters
-_N_LENGTHS = _DOUBLINGS * PER_DOUBLING
-N_SCORES = 40  # log-odds bins
-MAX_LOG_ODDS = 7.0  # a score of 0.9991
 # Starts of length classes, in bases or residues.
 LENGTHS = {
     "nucleotide": (0, 300, 500, 1_000, 3_000, 10_000, 100_000),
@@ -41,6 +36,22 @@ LENGTHS = {
 }
 
 T = TypeVar("T")
+
+
+class ScoreGrid:
+    """Bins of scored records by length and log-odds."""
+
+    PER_DOUBLING = 4  # bins per doubling of the length
+    N_DOUBLINGS = 40  # a record is shorter than 2^40 letters
+    N_SCORES = 40  # bins of log-odds
+    MAX_LOG_ODDS = 7.0  # a score of 0.9991
+
+    @classmethod
+    def empty(cls) -> IntArray:
+        """Return zeros by length, score, and whether a record is called viral."""
+        return np.zeros((cls.N_DOUBLINGS * cls.PER_DOUBLING, cls.N_SCORES, 2), np.int64)
+
+
 Texts: TypeAlias = NDArray[np.object_]
 
 
@@ -142,7 +153,7 @@ def _numeric_columns(
     scores = block.numbers("virus_score")
     rates = block.numbers("fdr")
     n_chunks = block.numbers("n_chunks")
-    if (lengths >= 2**_DOUBLINGS).any() or (n_chunks < 0).any():
+    if (lengths >= 2**ScoreGrid.N_DOUBLINGS).any() or (n_chunks < 0).any():
         raise ValueError("a length or a number of chunks is out of range")
     if any(((values < 0) | (values > 1)).any() for values in (scores, rates)):
         raise ValueError("virus_score and fdr must lie between 0 and 1")
@@ -173,7 +184,7 @@ class RunCounts:
     notes: Counter[str] = field(default_factory=Counter)
     files: Counter[tuple[str, str]] = field(default_factory=Counter)  # (file, status or "viral")
     # (length, score, called viral) of scored records
-    density: IntArray = field(default_factory=lambda: np.zeros((_N_LENGTHS, N_SCORES, 2), np.int64))
+    density: IntArray = field(default_factory=ScoreGrid.empty)
     # Each with its number of rows, and of rows that are not viral.
     blocks: list[tuple[TableSpan, int, int]] = field(default_factory=list)
 
@@ -201,7 +212,7 @@ class RunCounts:
         counts._count_texts(block, is_viral)
         counts._count_lengths(lengths, scores, rates, is_viral)
         is_scored = np.isfinite(scores)
-        length_bins = np.log2(np.maximum(1, lengths[is_scored])) * PER_DOUBLING
+        length_bins = np.log2(np.maximum(1, lengths[is_scored])) * ScoreGrid.PER_DOUBLING
         cells = (
             length_bins.astype(np.int64),
             _score_bin(scores[is_scored]),
@@ -297,15 +308,17 @@ def cross_table(rows: IntArray, columns: IntArray, shape: tuple[int, int]) -> li
 
 
 def _score_bin(scores: FloatArray) -> NDArray[np.int64]:
-    """Return log-odds bins between -MAX_LOG_ODDS and +MAX_LOG_ODDS. (n,) -> (n,)"""
-    share = (bounded_log_odds(scores) + MAX_LOG_ODDS) / (2 * MAX_LOG_ODDS)
-    return np.clip(share * N_SCORES, 0, N_SCORES - 1).astype(np.int64)
+    """Return bins of log-odds in ``ScoreGrid``. (n,) -> (n,)"""
+    limit = ScoreGrid.MAX_LOG_ODDS
+    share = (bounded_log_odds(scores) + limit) / (2 * limit)
+    return np.clip(share * ScoreGrid.N_SCORES, 0, ScoreGrid.N_SCORES - 1).astype(np.int64)
 
 
 def bounded_log_odds(scores: FloatArray) -> FloatArray:
-    """Return log(p / (1 - p)), between -MAX_LOG_ODDS and +MAX_LOG_ODDS. (n,) -> (n,)"""
+    """Return log(p / (1 - p)), clipped to the limits of ``ScoreGrid``. (n,) -> (n,)"""
+    limit = ScoreGrid.MAX_LOG_ODDS
     inside = np.clip(scores, 1e-9, 1 - 1e-9)
-    return np.clip(np.log(inside / (1 - inside)), -MAX_LOG_ODDS, MAX_LOG_ODDS)
+    return np.clip(np.log(inside / (1 - inside)), -limit, limit)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

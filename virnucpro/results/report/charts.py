@@ -1,6 +1,6 @@
 """Compute charts as SVG geometry. A template draws them, without JavaScript.
 
-Coordinates are within ``WIDTH`` and ``HEIGHT``. No markup is made here.
+Coordinates are within the width and height of ``Drawing``. No markup is made here.
 """
 
 from __future__ import annotations
@@ -13,13 +13,7 @@ from typing import ClassVar, NamedTuple
 from virnucpro.core.logging import format_count
 from virnucpro.engine.device_timeline import DeviceTimeline
 
-WIDTH = 760
-HEIGHT = 320
 GIB = 1 << 30
-LEFT = 64
-RIGHT = 16
-TOP = 14
-BOTTOM = 46
 
 Place = Callable[[float], float]  # value -> coordinate
 _Tick = tuple[float, str]  # coordinate and label
@@ -45,12 +39,13 @@ class Drawing:
     y_ticks: Sequence[_Tick]
     layers: Sequence[ChartPath]
     x_range: tuple[float, float] = (0.0, 1.0)  # values at the left and right edges
-    width: ClassVar = WIDTH
-    height: ClassVar = HEIGHT
-    left: ClassVar = LEFT
-    right: ClassVar = WIDTH - RIGHT
-    top: ClassVar = TOP
-    bottom: ClassVar = HEIGHT - BOTTOM
+    width: ClassVar[int] = 760
+    height: ClassVar[int] = 320
+    # edges of the area between the axes
+    left: ClassVar[int] = 64
+    right: ClassVar[int] = width - 16
+    top: ClassVar[int] = 14
+    bottom: ClassVar[int] = height - 46
 
     @property
     def n_labels(self) -> int:
@@ -78,8 +73,8 @@ class Chart:
         ys = [y for *_, series_y in self.series for y in series_y if y is not None]
         x_range = self.x_range or (min(xs, default=0.0), max(xs, default=1.0))
         y_range = self.y_range or (min(0.0, *ys, 0.0), max([*ys, 0.0]) or 1.0)
-        x_at = linear(*x_range, LEFT, WIDTH - RIGHT)
-        y_at = linear(*y_range, HEIGHT - BOTTOM, TOP)
+        x_at = linear(*x_range, Drawing.left, Drawing.right)
+        y_at = linear(*y_range, Drawing.bottom, Drawing.top)
         return Drawing(
             self.title,
             self.text,

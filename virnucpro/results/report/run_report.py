@@ -31,7 +31,6 @@ from virnucpro.results.table_blocks import TableBlock, open_table_reader, split_
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.run_dir import RECORD_TABLES, RunDir
 
-_MAX_SAMPLES = 10_000  # in the table that can be sorted and searched
 _SAMPLE_LABELS = {
     "virus_below_1000": "below 1k",
     "virus_1000_to_2999": "1k to 3k",
@@ -41,9 +40,6 @@ _SAMPLE_LABELS = {
     "best_score": "best score",
 }
 _MAX_LINES = 8  # devices in a chart, starts of a run
-_SHORT = {"nucleotide": 500, "protein": 100}  # letters; shorter records have weak calls
-_ROOM = 40_000  # page bytes in addition to the rows
-_PLACES: Mapping[str, int] = {status: index for index, status in enumerate(STATUSES)}
 
 
 def report_folder(folder: Path) -> Path:
@@ -112,7 +108,9 @@ def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
     frame = render_packed("run.html", {**content, "rows": RecordRows.empty()}, "")
     chart_data = {chart.name: chart.as_data() for chart in chain.from_iterable(charts)}
     fixed = {"charts": chart_data, "samples": samples, **sections.data}
-    packed, rows = _pack_data(run, sections, fixed, MAX_BYTES - len(frame) - _ROOM)
+    n_other_bytes = 40_000  # in the page, in addition to the frame and the rows
+    max_row_bytes = MAX_BYTES - len(frame) - n_other_bytes
+    packed, rows = _pack_data(run, sections, fixed, max_row_bytes)
     page = render_packed("run.html", {**content, "rows": rows}, packed)
     with Outputs(rundir).rewriting([RunDir.page]):
         rundir.write_file(rundir.report, page)
@@ -254,7 +252,7 @@ def _warnings(run: RunFiles) -> Iterator[tuple[str, str]]:
         )
     if not counts.n_records:
         yield "mind", "The input has no records."
-    short = _SHORT["protein" if run.is_protein else "nucleotide"]
+    short = 100 if run.is_protein else 500  # letters; shorter records have weak calls
     classes = zip(length_classes(counts.starts), counts.class_counts[:, 0].tolist(), strict=True)
     n_short = sum(n for (_, end, _), n in classes if end and end <= short)
     if 2 * n_short > counts.n_records:
@@ -300,11 +298,12 @@ def _sample_column(name: str, blocks: Sequence[TableBlock]) -> dict[str, object]
     Raises:
         ValueError: a value is not a number.
     """
+    max_samples = 10_000  # in the table that can be sorted and searched
     label = _SAMPLE_LABELS.get(name, name.removeprefix("n_").replace("_", " "))
     if name in ("file", "status", "best_record", "groups"):
-        texts = [text for block in blocks for text in block.texts(name)][:_MAX_SAMPLES]
+        texts = [text for block in blocks for text in block.texts(name)][:max_samples]
         return {"name": label, "values": list(map(printable, texts)), "digits": None}
-    numbers = np.concatenate([block.numbers(name) for block in blocks])[:_MAX_SAMPLES]
+    numbers = np.concatenate([block.numbers(name) for block in blocks])[:max_samples]
     values = [None if math.isnan(number) else number for number in numbers.tolist()]
     return {"name": label, "values": values, "digits": 6 if name == "best_score" else 0}
 
@@ -318,6 +317,7 @@ def _columns(
         n_regions: per record, by file and id.
     """
     files = {file: i for i, file in enumerate(dict.fromkeys(rows.files))}
+    numbers: dict[str, int] = {status: number for number, status in enumerate(STATUSES)}
     keys = zip(rows.files, rows.records, strict=True)
     return {
         "cut": run.facts.cut,
@@ -329,7 +329,7 @@ def _columns(
             "record": join_lines(rows.records.tolist()),
             "file": [files[file] for file in rows.files],
             "length": rows.lengths.tolist(),
-            "status": [_PLACES[status] for status in rows.statuses],
+            "status": [numbers[status] for status in rows.statuses],
             "viral": rows.are_viral.astype(np.int64).tolist(),
             "score": scale(rows.scores, 1_000_000),
             "fdr": scale(rows.rates, 10_000),

@@ -9,20 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.results.report.aggregates import (
-    MAX_LOG_ODDS,
-    N_SCORES,
-    PER_DOUBLING,
     RecordRows,
     RunCounts,
+    ScoreGrid,
     bounded_log_odds,
 )
 from virnucpro.results.report.charts import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH,
     ChartPath,
     Drawing,
     Place,
@@ -30,8 +22,6 @@ from virnucpro.results.report.charts import (
     linear,
     short_number,
 )
-
-_SHADES = 5  # for cells with records
 
 
 def scores_by_length(
@@ -49,17 +39,18 @@ def scores_by_length(
     in_use = np.flatnonzero(density.sum(axis=(1, 2)))
     if not len(in_use):
         return None
+    per_doubling = ScoreGrid.PER_DOUBLING
     first = int(in_use[0])
     last = int(in_use[-1]) + 1
-    if last - first < PER_DOUBLING:
-        first = max(0, first - PER_DOUBLING)
-        last += PER_DOUBLING
-    x_at = linear(first / PER_DOUBLING, last / PER_DOUBLING, LEFT, WIDTH - RIGHT)
-    y_at = linear(-MAX_LOG_ODDS, MAX_LOG_ODDS, HEIGHT - BOTTOM, TOP)
+    if last - first < per_doubling:
+        first = max(0, first - per_doubling)
+        last += per_doubling
+    x_at = linear(first / per_doubling, last / per_doubling, Drawing.left, Drawing.right)
+    y_at = linear(-ScoreGrid.MAX_LOG_ODDS, ScoreGrid.MAX_LOG_ODDS, Drawing.bottom, Drawing.top)
     is_few = counts.n_records <= max_dots
     layers = _dots(rows, x_at, y_at) if is_few else _shades(density, first, last, x_at, y_at)
-    low = 2 ** (first / PER_DOUBLING)
-    high = 2 ** (last / PER_DOUBLING)
+    low = 2 ** (first / per_doubling)
+    high = 2 ** (last / per_doubling)
     if cut:
         points = [(x_at(length), y_at(odds)) for length, odds in _within(cut, low, high)]
         layers.append(ChartPath("cut", line_path(points), "threshold: lowest score called virus"))
@@ -72,7 +63,7 @@ def scores_by_length(
         [(x_at(math.log2(n)), short_number(n)) for n in _round_lengths(low, high)],
         [(y_at(_odds(score)), f"{score:g}") for score in score_ticks],
         layers,
-        (first / PER_DOUBLING, last / PER_DOUBLING),
+        (first / per_doubling, last / per_doubling),
     )
 
 
@@ -93,13 +84,14 @@ def _shades(
 ) -> list[ChartPath]:
     """Draw cells by length and score. The more records, the darker."""
     layers = []
+    n_shades = 5  # of cells with records
     for call, (look, label) in enumerate((("other", "other"), ("viral", "virus"))):
         cells = density[first:last, :, call]
-        shades = np.ceil(_SHADES * np.log1p(cells) / np.log1p(max(1, int(cells.max()))))
-        for shade in range(1, _SHADES + 1):
+        shades = np.ceil(n_shades * np.log1p(cells) / np.log1p(max(1, int(cells.max()))))
+        for shade in range(1, n_shades + 1):
             shaded = np.argwhere(shades == shade)
             path = "".join(_cell(x_at, y_at, first + int(i), int(j)) for i, j in shaded)
-            layers.append(ChartPath(f"{look} d{shade}", path, label if shade == _SHADES else ""))
+            layers.append(ChartPath(f"{look} d{shade}", path, label if shade == n_shades else ""))
     return layers
 
 
@@ -108,11 +100,11 @@ def _odds(score: float) -> float:
 
 
 def _cell(x_at: Place, y_at: Place, i: int, j: int) -> str:
-    left = x_at(i / PER_DOUBLING)
-    right = x_at((i + 1) / PER_DOUBLING)
-    height = 2 * MAX_LOG_ODDS / N_SCORES
-    top = y_at(-MAX_LOG_ODDS + (j + 1) * height)
-    bottom = y_at(-MAX_LOG_ODDS + j * height)
+    left = x_at(i / ScoreGrid.PER_DOUBLING)
+    right = x_at((i + 1) / ScoreGrid.PER_DOUBLING)
+    height = 2 * ScoreGrid.MAX_LOG_ODDS / ScoreGrid.N_SCORES
+    top = y_at(-ScoreGrid.MAX_LOG_ODDS + (j + 1) * height)
+    bottom = y_at(-ScoreGrid.MAX_LOG_ODDS + j * height)
     return f"M{left:.1f} {top:.1f}H{right - 0.4:.1f}V{bottom - 0.4:.1f}H{left:.1f}z"
 
 

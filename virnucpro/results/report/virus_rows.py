@@ -20,8 +20,6 @@ from virnucpro.results.report.run_json import Key
 from virnucpro.results.table_blocks import NO_OLD_NAMES, TableBlock, split_table
 
 NO_CLASS = "no class named"
-_MAX_SAMPLES = 40  # bars
-_ARROW = 8.0  # width of a tip
 # Viruses by group and start of the length class, and by family. Proteins have the group "".
 GroupCounts: TypeAlias = tuple[Counter[tuple[str, int]], Counter[str]]
 
@@ -160,6 +158,7 @@ def class_of(taxonomy: str) -> str:
 def lineage_bars(counts: Mapping[tuple[str, str], int]) -> LineageBars | None:
     """Stack the viruses of each sample by class, the most frequent classes first."""
     max_classes = 7  # in the bars, besides all others
+    max_samples = 40  # bars
     totals = Counter[str]()
     by_sample: dict[str, Counter[str]] = defaultdict(Counter)
     for (sample, name), n in counts.items():
@@ -174,7 +173,7 @@ def lineage_bars(counts: Mapping[tuple[str, str], int]) -> LineageBars | None:
     legend = [(f"k{index}", name) for index, name in enumerate(shown)]
     legend += [("k7" if name != NO_CLASS else "k8", name) for name in ends]
     samples = list(by_sample)
-    bars = [_sample_bar(sample, by_sample[sample], legend) for sample in samples[:_MAX_SAMPLES]]
+    bars = [_sample_bar(sample, by_sample[sample], legend) for sample in samples[:max_samples]]
     return LineageBars(bars, legend, len(samples) - len(bars))
 
 
@@ -275,7 +274,8 @@ def _arrow_path(length: int, start: int, end: int, strand: str) -> str:
     scale = map_width / max(1, length)
     left = (start - 1) * scale
     right = end * scale
-    tip = min(_ARROW, right - left)
+    tip_width = 8.0
+    tip = min(tip_width, right - left)
     top, bottom = forward if strand == "+" else reverse
     middle = (top + bottom) / 2
     if strand == "+":

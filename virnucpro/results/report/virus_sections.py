@@ -33,7 +33,6 @@ from virnucpro.results.report.virus_rows import (
 )
 
 _N_TOP = 20  # best viral records in the list
-_MAX_FAMILIES = 20  # bars
 
 
 class _VirusFiles(NamedTuple):
@@ -163,6 +162,7 @@ def _group_rows(counts: GroupCounts) -> dict[str, object] | None:
     del totals[""]  # proteins, and viruses without bases
     if not totals:
         return None
+    max_bars = 20
     families = sorted(named.items(), key=lambda pair: (-pair[1], pair[0]))
     return {
         "lengths": [name for _, _, name in length_classes(LENGTH_CLASSES)],
@@ -170,7 +170,7 @@ def _group_rows(counts: GroupCounts) -> dict[str, object] | None:
             (group, n, [groups[group, start] for start in LENGTH_CLASSES])
             for group, n in sorted(totals.items(), key=lambda pair: (-pair[1], pair[0]))
         ],
-        "families": [(name, n, 100 * n / families[0][1]) for name, n in families[:_MAX_FAMILIES]],
+        "families": [(name, n, 100 * n / families[0][1]) for name, n in families[:max_bars]],
         "n_families": len(families),
         "n_named": named.total(),
         "n": totals.total(),
