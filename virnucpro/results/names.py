@@ -20,13 +20,10 @@ from collections.abc import Iterable
 from urllib.parse import quote, unquote
 
 _QUOTE = '"'
-# bedtools and genome browsers read a line with this prefix as a comment or a header.
-_BED_HEADERS = ("#", "track", "browser")
 _BED_ESCAPE = "%"
-# Unescaped in a GFF3 sequence id, in addition to letters and digits.
-_GFF3_SEQID = ".:^*$@!+_?-|"
-_GFF3_RESERVED = {chr(code): f"%{code:02X}" for code in (*range(32), 127, *map(ord, "%;=&,"))}
-_GFF3_VALUE = str.maketrans(_GFF3_RESERVED)
+_GFF3_VALUE = str.maketrans(
+    {chr(code): f"%{code:02X}" for code in (*range(32), 127, *map(ord, "%;=&,"))}
+)
 
 
 def tsv_field(text: str) -> str:
@@ -61,7 +58,8 @@ def bed_chrom(name: str) -> str:
     >>> bed_chrom("contig1"), bed_chrom("#1"), bed_chrom("track_7"), bed_chrom("%23")
     ('contig1', '%231', '%74rack_7', '%2523')
     """
-    if not name.startswith((*_BED_HEADERS, _BED_ESCAPE)):
+    # bedtools and genome browsers read a line with such a prefix as a comment or a header.
+    if not name.startswith(("#", "track", "browser", _BED_ESCAPE)):
         return name
     return f"%{ord(name[0]):02X}{name[1:]}"
 
@@ -77,7 +75,8 @@ def gff3_seqid(name: str) -> str:
     >>> gff3_seqid(">a/1"), gff3_seqid("#b|c")
     ('%3Ea%2F1', '%23b|c')
     """
-    encoded = quote(name, safe=_GFF3_SEQID, errors="surrogateescape")
+    unescaped = ".:^*$@!+_?-|"  # in addition to letters and digits
+    encoded = quote(name, safe=unescaped, errors="surrogateescape")
     return encoded.replace("~", "%7E")  # ``quote`` never encodes it
 
 

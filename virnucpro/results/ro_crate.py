@@ -18,7 +18,6 @@ from virnucpro.results.report.run_json import RunJson
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.run_dir import RunDir
 
-_CONTEXT = "https://w3id.org/ro/crate/1.1/context"
 _PROGRAM = "#virnucpro"
 _RUN = "#run"
 _LICENSE = "#license"
@@ -62,7 +61,7 @@ def make_ro_crate(run_dir: RunDir) -> Entity:
     files = list(_output_files(run_dir, facts))
     inputs = list(_input_files(facts))
     return {
-        "@context": _CONTEXT,
+        "@context": "https://w3id.org/ro/crate/1.1/context",
         "@graph": [
             {
                 "@id": run_dir.crate.name,

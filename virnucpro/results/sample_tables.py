@@ -16,8 +16,6 @@ from virnucpro.results.names import tsv_line
 from virnucpro.results.outputs import OutputFile, RunOutput
 from virnucpro.sequences.inputs import InputFile
 
-_MAX_FAMILIES = 20  # bars in the graph for MultiQC, besides the others
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputDir:
@@ -176,8 +174,9 @@ def _family_lines(output_dir: OutputDir, counts_by_sample: Mapping[str, RecordCo
     if not totals:
         return ""
     ranked = sorted(totals, key=lambda name: (-totals[name], name))
-    shown = ranked[:_MAX_FAMILIES]
-    others = ranked[_MAX_FAMILIES:]
+    max_families = 20  # bars, besides the others
+    shown = ranked[:max_families]
+    others = ranked[max_families:]
     rows = [("Sample", *shown, *(["others"] if others else []))]
     for sample, families in zip(samples, by_sample, strict=True):
         counts = [families[name] for name in shown]

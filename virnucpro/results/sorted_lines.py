@@ -12,8 +12,6 @@ from typing import BinaryIO
 from virnucpro.core.atomic_io import storage_errors
 from virnucpro.core.safe_dir import SafeDir
 
-_BLOCK = 2**18  # bytes merged at once from a run of sorted lines
-
 
 class SortedLines:
     """Merges sorted texts into one. Each has complete lines, ordered by the first column.
@@ -68,12 +66,13 @@ class SortedLines:
     def _read(self, first: int, end: int) -> Iterator[bytes]:
         """Yield file pieces with complete lines."""
         assert self._file is not None, "it has a run"
-        size = _BLOCK
+        block_size = 2**18  # bytes merged at once
+        size = block_size
         while first < end:
             block = os.pread(self._file.fileno(), min(size, end - first), first)
             if n_bytes := block.rfind(b"\n") + 1:
                 yield block[:n_bytes]
-            size = _BLOCK if n_bytes else 2 * size  # the line is longer than the block
+            size = block_size if n_bytes else 2 * size  # the line is longer than the block
             first += n_bytes
 
 

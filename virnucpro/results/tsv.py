@@ -50,7 +50,6 @@ EMPTY = np.iinfo(np.int64).min  # written as an empty field
 # Column kinds. A positive kind counts decimals.
 _LETTERS = -2
 _TEXTS = -1
-_WIDTH = 60  # letters per line
 
 
 class Column(NamedTuple):
@@ -75,8 +74,9 @@ def quoted_texts(values: Sequence[str]) -> Column:
 
 def letters(sequences: Sequence[str]) -> Column:
     """Make a sequence column, with a line end before every 60 letters."""
+    width = 60
     n_rows, _, content, n_bytes = texts(sequences)
-    return Column(n_rows, _LETTERS, content, n_bytes + n_bytes // _WIDTH + n_rows)
+    return Column(n_rows, _LETTERS, content, n_bytes + n_bytes // width + n_rows)
 
 
 def format_integers(values: Sequence[int] | IntArray) -> Column:
