@@ -9,7 +9,7 @@ import numpy as np
 
 from virnucpro.core.numeric import FloatArray
 from virnucpro.viral.features import CLIP, WindowFeatures
-from virnucpro.viral.networks import Layer, NetworkStack, Stack, Weights
+from virnucpro.viral.networks import NetworkStack, QuantizedLayer, Stack, Weights
 
 N_LEVELS = 127  # of a feature, from its centre to ``CLIP``
 
@@ -62,7 +62,9 @@ def quantize_networks(
     )
 
 
-def _quantize_layer(weights: Weights, biases: Weights | FloatArray, scale: LayerScale) -> Layer:
+def _quantize_layer(
+    weights: Weights, biases: Weights | FloatArray, scale: LayerScale
+) -> QuantizedLayer:
     """Quantize a layer. Its integer bias is limited, so that sums do not overflow."""
     max_weight = 63  # two products of weights and levels fit into 16 bits
     max_bias = 2.0**22  # the products add up to less than 2^25
@@ -71,7 +73,9 @@ def _quantize_layer(weights: Weights, biases: Weights | FloatArray, scale: Layer
     min_step = np.maximum(abs(bias) / scale.input_step / max_bias, np.finfo(np.float32).tiny)
     weight_step = np.maximum(abs(weight).max(axis=2) / max_weight, min_step)
     levels = np.rint(weight / weight_step[:, :, None])
-    start = np.rint(bias / (weight_step * scale.input_step))
-    start -= scale.zero_point * levels.sum(axis=2)
-    worth = weight_step * scale.input_step * scale.output_steps
-    return levels.astype(np.int8), start.astype(np.int32), worth.astype(np.float32)
+    integer_bias = np.rint(bias / (weight_step * scale.input_step))
+    integer_bias -= scale.zero_point * levels.sum(axis=2)
+    output_scale = weight_step * scale.input_step * scale.output_steps
+    return QuantizedLayer(
+        levels.astype(np.int8), integer_bias.astype(np.int32), output_scale.astype(np.float32)
+    )

@@ -106,7 +106,7 @@ class KmerGroupCounts:
         folds = [fold for fold in range(self.n_folds) if fold not in left_out]
         n_cellular, n_viral = self.n_groups[:, folds].sum(axis=1, dtype=np.int32).T
         classes = np.where(
-            n_viral > n_cellular, KmerClass.RATHER_VIRAL, KmerClass.RATHER_CELLULAR
+            n_viral > n_cellular, KmerClass.MOSTLY_VIRAL, KmerClass.MOSTLY_CELLULAR
         ).astype(np.uint8)
         classes[n_cellular == 0] = KmerClass.VIRAL
         classes[n_viral == 0] = KmerClass.CELLULAR

@@ -62,8 +62,8 @@ from virnucpro.viral.proteins import (
     Proteins,
     Ratios,
     encode_protein,
+    features_without_kmers,
     kmer_features,
-    spelling,
 )
 
 N_FRAGMENTS = 150_000  # of each label
@@ -285,7 +285,7 @@ class TrainingSamples:
         fragments = add_synthetic(sample_proteins(protein_set, N_FRAGMENTS, rng), rng)
         names = [KIND_OF_KINGDOM.get(name, name) for name in KINGDOM_SHARES]
         kinds = np.array([*map(KINDS.index, names), len(KINDS)])
-        composition = fragments.compute(spelling)
+        composition = fragments.compute(features_without_kmers)
         n_composition = composition.shape[1]
         n_kmer_features = ProteinFeatures.N_FEATURES - n_composition
         features = np.hstack([composition, np.empty((len(composition), n_kmer_features), "f4")])

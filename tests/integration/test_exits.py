@@ -34,7 +34,7 @@ from virnucpro.cli.exit_codes import (
     end_cleanly,
     exit_on_error,
 )
-from virnucpro.viral.networks import OWN_SCORER, load_scorer
+from virnucpro.viral.networks import BUILTIN_SCORER, load_scorer
 
 PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -101,7 +101,7 @@ def test_too_many_open_files_do_not_blame_the_scorer():
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
         with pytest.raises(OSError, match="Too many open files"):
-            load_scorer(OWN_SCORER)
+            load_scorer(BUILTIN_SCORER)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 

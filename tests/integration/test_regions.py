@@ -338,7 +338,7 @@ def test_host_figures_are_medians(n, n_gc):
     items = items_of(rng.normal(0, 1, n))._replace(gc=gc, shape=shape)
     for known in (np.ones(n, dtype=bool), np.arange(n) % 5 != 1):
         some = items._replace(log_odds=np.where(known, items.log_odds, np.nan))
-        gc_of_host, slope, shape_of_host = some.own_figures()
+        gc_of_host, slope, shape_of_host = some.host_statistics()
         np.testing.assert_allclose(gc_of_host, np.median(gc[known]))
         np.testing.assert_allclose(shape_of_host, np.median(shape[known], axis=0))
         order = np.argsort(gc[known], kind="stable")

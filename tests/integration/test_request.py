@@ -24,7 +24,7 @@ from virnucpro.models.registry import FAMILIES, Published, RemoteFile
 from virnucpro.models.torch_build import TorchBuild
 from virnucpro.viral import networks as nets
 from virnucpro.viral.head import Head
-from virnucpro.viral.networks import OWN_SCORER
+from virnucpro.viral.networks import BUILTIN_SCORER
 from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.options import RunOptions
 from virnucpro.workflows.predict_config import PredictConfig
@@ -104,7 +104,7 @@ def test_engine_options_embed_with_the_default_model(
     config = resolve(options(**{**usual, **changes}), lambda _: None)
     recipe = config.recipe_for(input_type)
     assert [encoder.model for encoder in recipe.encoders] == [DEFAULT_MODEL] * embeds
-    has_own_scorer = recipe.scorer_sha256 == hash_file(OWN_SCORER)
+    has_own_scorer = recipe.scorer_sha256 == hash_file(BUILTIN_SCORER)
     has_head = isinstance(config, PredictConfig) and config.classifier.frame_head is not None
     assert (not has_head and has_own_scorer) == is_scored
     assert not has_head
@@ -147,7 +147,7 @@ def test_options_without_effect_are_refused(options, given, reason):
 
 
 def test_missing_scorer_file_is_named(options, tmp_path, monkeypatch):
-    monkeypatch.setattr(nets, "OWN_SCORER", tmp_path / "scorer.safetensors")
+    monkeypatch.setattr(nets, "BUILTIN_SCORER", tmp_path / "scorer.safetensors")
     monkeypatch.setattr(
         nets.Scorer, "load_builtin", staticmethod(nets.Scorer.load_builtin.__wrapped__)
     )

@@ -148,8 +148,8 @@ def test_words_have_owners_or_samples(relatives: RecordSet) -> None:
     in_sample = is_in_sample(shared)
     assert 0 < in_sample.sum() < len(shared)
     owners = {
-        (): KmerClass.RATHER_VIRAL,
-        (0, 1): KmerClass.RATHER_CELLULAR,
+        (): KmerClass.MOSTLY_VIRAL,
+        (0, 1): KmerClass.MOSTLY_CELLULAR,
         (2,): KmerClass.VIRAL,
         (1, 2): KmerClass.VIRAL,
     }

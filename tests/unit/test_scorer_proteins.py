@@ -27,7 +27,7 @@ from virnucpro.viral.features import (
     KmerClass,
     KmerClassTable,
 )
-from virnucpro.viral.networks import OWN_SCORER, ProteinNetworks, Scorer, load_scorer
+from virnucpro.viral.networks import BUILTIN_SCORER, ProteinNetworks, Scorer, load_scorer
 from virnucpro.viral.options import ThresholdOptions
 from virnucpro.viral.proteins import (
     N_RESIDUES,
@@ -38,9 +38,9 @@ from virnucpro.viral.proteins import (
     Proteins,
     composition,
     encode_protein,
+    features_without_kmers,
     kmer_features,
     protein_features,
-    spelling,
 )
 from virnucpro.viral.scoring import score_proteins
 from virnucpro.viral.types import CalledRecords
@@ -154,7 +154,9 @@ CHARGE = {"K": 1, "R": 1, "D": -1, "E": -1}
 @given(st.lists(st.text("AILKRDSX", min_size=1, max_size=60), min_size=1, max_size=4))
 @example(["S" + "LIVALIVALIVALIVALIVAL" + "SGKDE" * 5, "SG" * 40, "K" * 18, "D" * 19])
 def test_protein_windows_equal_plain_python(texts: list[str]) -> None:
-    found = spelling(Proteins.from_sequences(texts))[:, ProteinFeatures.N_COMPOSITION :]
+    found = features_without_kmers(Proteins.from_sequences(texts))[
+        :, ProteinFeatures.N_COMPOSITION :
+    ]
     for text, figures in zip(texts, found, strict=True):
         helices = [text[i : i + 19] for i in range(len(text) - 18)]
         few = [len(set(text[i : i + 12])) <= 5 for i in range(len(text) - 11)]
@@ -293,7 +295,7 @@ def test_artificial_proteins_are_not_called(scorer: Scorer) -> None:
 
 
 def test_scorer_file_stays_below_40_megabytes() -> None:
-    assert OWN_SCORER.stat().st_size < 40_000_000
+    assert BUILTIN_SCORER.stat().st_size < 40_000_000
 
 
 def test_scorer_is_read_back_with_its_nets(
@@ -301,7 +303,7 @@ def test_scorer_is_read_back_with_its_nets(
 ) -> None:
     save_scorer(tmp_path / "both", scorer)
     save_scorer(tmp_path / "alone", replace(scorer, proteins=None))
-    assert (tmp_path / "both").read_bytes() == OWN_SCORER.read_bytes()
+    assert (tmp_path / "both").read_bytes() == BUILTIN_SCORER.read_bytes()
     assert load_scorer(tmp_path / "alone").proteins is None
     read = load_scorer(tmp_path / "both")
     protein = random_protein(90, 1)

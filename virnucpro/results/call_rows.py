@@ -67,45 +67,45 @@ def count_called(results: CalledRecords) -> dict[str, RecordCounts]:
 
 
 def _count_rows(
-    results: CalledRecords, failures: Mapping[int, Sequence[Prediction]], places: range
+    results: CalledRecords, failures: Mapping[int, Sequence[Prediction]], indices: range
 ) -> RecordCounts:
     """Count the neighbouring records at these places."""
     calls = results.calls
-    rows = slice(places.start, places.stop)
+    rows = slice(indices.start, indices.stop)
     counts = RecordCounts()
     for status, n_records in Counter(calls.statuses[rows]).items():
         counts.statuses[status] = n_records
     counts.n_mendable = sum(FRAMES_FAILED in note for note in calls.notes[rows] if note)
     viral = [
         (calls.virus_scores[index] or 0.0, calls.lengths[index], calls.record_ids[index])
-        for index in compress(places, calls.are_viruses[rows])
+        for index in compress(indices, calls.are_viruses[rows])
     ]
     counts.n_viral = len(viral)
     counts.n_known_only = calls.evidences[rows].count("known")
     starts = [bisect_right(LENGTH_CLASSES, length) - 1 for _, length, _ in viral]
     counts.viral_lengths.update(LENGTH_CLASSES[number] for number in starts)
     counts.best = max(viral, key=itemgetter(0, 1), default=NO_HIT)  # the first of equals
-    for extents in map(results.region_extents, _in_range(results.regions, places)):
+    for extents in map(results.region_extents, _in_range(results.regions, indices)):
         counts.n_regions = (counts.n_regions or 0) + extents.total()
         counts.n_whole_regions += extents["whole"]
-    viruses = results.viruses.slice_rows(places.start, places.stop)
-    counts.n_proviruses = len(viruses.places) - len(viral)
+    viruses = results.viruses.slice_rows(indices.start, indices.stop)
+    counts.n_proviruses = len(viruses.record_indices) - len(viral)
     counts.groups.update(identity.group for identity in viruses.identities if identity.group)
     counts.families.update(identity.family for identity in viruses.identities if identity.family)
-    failed_rows = [failures[index] for index in _in_range(failures, places)]
+    failed_rows = [failures[index] for index in _in_range(failures, indices)]
     failed = list(chain.from_iterable(failed_rows))
     counts.n_failed_frames = len(failed)
     counts.n_failed_records = len(failed_rows)
-    n_frames = sum(len(results.embedded[index]) for index in _in_range(results.embedded, places))
+    n_frames = sum(len(results.embedded[index]) for index in _in_range(results.embedded, indices))
     counts.n_frames = n_frames - len(failed)
     if failed:
         counts.first_failure = f"{failed[0].orf.id}: {failed[0].failure}"
     return counts
 
 
-def _in_range(by_place: Collection[int], places: range) -> Iterable[int]:
+def _in_range(by_index: Collection[int], indices: range) -> Iterable[int]:
     """Return the places that a mapping has, in order, without a search of an empty one."""
-    return filter(by_place.__contains__, places) if by_place else ()
+    return filter(by_index.__contains__, indices) if by_index else ()
 
 
 def make_batches(
@@ -308,7 +308,7 @@ def _identity_columns(
     records = results.records
     circles = [
         records.record_at(index).is_circular if name == records.ids[index] else None
-        for index, name in zip(viruses.places, viruses.names, strict=True)
+        for index, name in zip(viruses.record_indices, viruses.names, strict=True)
     ]
     sequences = ["" if " " in bases else bases for bases in viruses.letters]
     identities = identify_viruses(sequences, circles, code)
@@ -323,16 +323,16 @@ def _virus_rows(results: CalledRecords) -> bytes:
     calls = results.calls
     viruses = results.viruses
     names = results.records.names
-    if not viruses.places:
+    if not viruses.record_indices:
         return b""
     notes = [
         _virus_note(calls, index, crosses)
-        for index, crosses in zip(viruses.places, viruses.cross_origin, strict=True)
+        for index, crosses in zip(viruses.record_indices, viruses.cross_origin, strict=True)
     ]
     return format_rows(
         quoted_texts(viruses.names),
-        quoted_texts([names[index] for index in viruses.places]),
-        quoted_texts([calls.samples[index] for index in viruses.places]),
+        quoted_texts([names[index] for index in viruses.record_indices]),
+        quoted_texts([calls.samples[index] for index in viruses.record_indices]),
         quoted_texts(viruses.extents),
         format_integers(np.array(viruses.starts) + 1),
         format_integers(viruses.ends),
@@ -372,7 +372,7 @@ def _virus_note(calls: Calls, index: int, crosses_origin: bool) -> str:
 
 def _virus_rates(calls: Calls, viruses: Viruses) -> list[float | None]:
     """Return the false discovery rates of viral records, and None for proviruses."""
-    return [calls.rates[i] if calls.are_viruses[i] else None for i in viruses.places]
+    return [calls.rates[i] if calls.are_viruses[i] else None for i in viruses.record_indices]
 
 
 def _virus_fasta(results: CalledRecords) -> bytes:
@@ -381,7 +381,7 @@ def _virus_fasta(results: CalledRecords) -> bytes:
     calls = results.calls
     viruses = results.viruses
     words = zip(
-        viruses.places,
+        viruses.record_indices,
         viruses.names,
         viruses.extents,
         decimal_texts(viruses.scores, 6),
@@ -478,7 +478,7 @@ def _table_rows(results: CalledRecords) -> bytes | None:
     """Format the region table. Positions count from 1, and the end is the last base."""
     viruses = results.viruses
     names: dict[tuple[int, int], str] = {}
-    columns = (viruses.places, viruses.starts, viruses.cross_origin, viruses.names)
+    columns = (viruses.record_indices, viruses.starts, viruses.cross_origin, viruses.names)
     for index, start, crosses, name in zip(*columns, strict=True):
         names[index, start] = name
         if crosses:  # the other part begins at the origin

@@ -70,10 +70,10 @@ def count_embedded(results: EmbeddedRecords) -> dict[str, RecordCounts]:
     return counts
 
 
-def _count_rows(results: EmbeddedRecords, places: range) -> RecordCounts:
+def _count_rows(results: EmbeddedRecords, indices: range) -> RecordCounts:
     """Count the neighbouring records at these places."""
-    rows = slice(places.start, places.stop)
-    failed_rows = [results.failures[index] for index in places if index in results.failures]
+    rows = slice(indices.start, indices.stop)
+    failed_rows = [results.failures[index] for index in indices if index in results.failures]
     failed = [frame for frames in failed_rows for frame in frames]
     counts = RecordCounts()
     counts.statuses.update(Counter(results.statuses[rows]))

@@ -28,7 +28,7 @@ def gene_table(results: CalledRecords) -> bytes | None:
     if genes is None or not len(genes.start):
         return None
     virus_indices = genes.virus.tolist()
-    records = [viruses.places[virus] for virus in virus_indices]
+    records = [viruses.record_indices[virus] for virus in virus_indices]
     record_names = results.records.names
     return format_rows(
         quoted_texts(_name_genes(viruses.names, genes)),

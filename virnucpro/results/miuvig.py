@@ -43,7 +43,7 @@ def miuvig_rows(results: CalledRecords) -> Iterator[tuple[str, ...]]:
     release = load_builtin_lineages().release
     detection = {"whole": "independent sequence (UViG)", "provirus": "provirus (UpViG)"}
     viruses = results.viruses
-    has_genes = [False] * len(viruses.places)
+    has_genes = [False] * len(viruses.record_indices)
     if viruses.genes is not None:
         has_genes = (viruses.genes.n_per_virus > 0).tolist()
     tax_class = f"{software};references from {release}, lowest supported rank"
@@ -52,12 +52,12 @@ def miuvig_rows(results: CalledRecords) -> Iterator[tuple[str, ...]]:
         f"VirNucPro index of known viruses;{__version__};{release}",
         f"{software};k-mers of nine residues in common",
     )
-    for place, record in enumerate(viruses.places):
-        identity = viruses.identities[place]
+    for index, record in enumerate(viruses.record_indices):
+        identity = viruses.identities[index]
         yield (
-            viruses.names[place],
+            viruses.names[index],
             results.calls.samples[record],
-            detection[viruses.extents[place]],
+            detection[viruses.extents[index]],
             genome_type(identity),
             genome_structure(identity),
             "circular" if identity.topology == "circular" else "linear",
@@ -70,9 +70,9 @@ def miuvig_rows(results: CalledRecords) -> Iterator[tuple[str, ...]]:
             identity.taxonomy,
             "other" if identity.taxonomy else "",
             tax_class if identity.taxonomy else "",
-            *host_prediction(identity, viruses.extents[place]),
+            *host_prediction(identity, viruses.extents[index]),
             f"{software};predict",
-            *(gene_fields if has_genes[place] else ("", "", "")),
+            *(gene_fields if has_genes[index] else ("", "", "")),
         )
 
 

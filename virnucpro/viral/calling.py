@@ -57,25 +57,25 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
     if is_protein:
         refusals = _short_proteins(records, scorer.min_length("protein")) | refusals
     notes = [refusals[i][1] if i in refusals else "" for i in range(len(records.ids))]
-    screened = {place: status for place, (status, _) in refusals.items()}
-    places = np.array([i for i in range(len(notes)) if i not in screened], dtype=np.int64)
+    screened = {index: status for index, (status, _) in refusals.items()}
+    indices = np.array([i for i in range(len(notes)) if i not in screened], dtype=np.int64)
     if is_protein:
-        proteins = [records.record_at(place).protein for place in places]
+        proteins = [records.record_at(index).protein for index in indices]
         scores, pieces = _whole_proteins(proteins, scorer)
-        kingdoms = np.zeros(len(places), dtype=np.int64)
+        kingdoms = np.zeros(len(indices), dtype=np.int64)
         known = KnownIndex.load_builtin().look_up_proteins(Proteins.from_sequences(proteins))
     else:
-        sequences = [records.sequences[place] for place in places]
+        sequences = [records.sequences[index] for index in indices]
         scores, pieces, kingdoms = score_block(
             sequences, scorer, GeneticCode.from_number(recipe.genetic_code)
         )
         known = KnownIndex.load_builtin().look_up(sequences)
     log_odds = np.full(len(notes), np.nan)
-    log_odds[places] = scores
+    log_odds[indices] = scores
     kingdom_indices = np.zeros(len(notes), dtype=np.int64)
-    kingdom_indices[places] = kingdoms
-    pieces = pieces._replace(record=np.array(places, dtype=np.int64)[pieces.record])
-    known = known._replace(record=places[known.record])
+    kingdom_indices[indices] = kingdoms
+    pieces = pieces._replace(record=np.array(indices, dtype=np.int64)[pieces.record])
+    known = known._replace(record=indices[known.record])
     n_pieces = np.bincount(pieces.record, minlength=len(notes))
     return ScoredRecords(
         records, screened, notes, log_odds, kingdom_indices, n_pieces, pieces, known
@@ -112,11 +112,11 @@ def call_scored(
     has_no_score = np.isnan(scored.log_odds)
     statuses: list[Status] = ["scored"] * n
     notes = list(scored.notes)
-    for place in np.flatnonzero(has_no_score).tolist():
-        statuses[place] = "no_orf"
-        notes[place] = "no known residue" if is_protein else "no known base"
-    for place, status in scored.screened.items():
-        statuses[place], notes[place] = status, scored.notes[place]
+    for index in np.flatnonzero(has_no_score).tolist():
+        statuses[index] = "no_orf"
+        notes[index] = "no known residue" if is_protein else "no known base"
+    for index, status in scored.screened.items():
+        statuses[index], notes[index] = status, scored.notes[index]
     is_known = ~np.isnan(pieces.log_odds)
     calls = Calls(
         records.names,
@@ -135,8 +135,8 @@ def call_scored(
         [""] * n,
         [None] * n,
     )
-    index = KnownIndex.load_builtin()
-    add_evidence(calls, scored.known, cut, index, is_protein=is_protein)
+    known_index = KnownIndex.load_builtin()
+    add_evidence(calls, scored.known, cut, known_index, is_protein=is_protein)
     return CalledRecords(records, calls, _frames(scored, is_known, is_protein=is_protein))
 
 
@@ -164,8 +164,8 @@ def _short_proteins(records: Records, shortest: int) -> dict[int, tuple[Status, 
     """Return the status and note of each protein that is too short for the scorer, by index."""
     lengths = [len(record.protein) for record in records.iter_records()]
     return {
-        place: ("too_short", f"{length} of at least {shortest}")
-        for place, length in enumerate(lengths)
+        index: ("too_short", f"{length} of at least {shortest}")
+        for index, length in enumerate(lengths)
         if length < shortest
     }
 

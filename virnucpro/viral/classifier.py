@@ -186,9 +186,9 @@ class ScorerClassifier(RecordClassifier):
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
         results = self.call_scored(self.score(records, recipe), recipe)
-        results.embedded = {place: each for place, each in enumerate(frames) if each}
-        for place, each in results.embedded.items():
-            results.calls.notes[place] = results.calls.notes[place] or failure_note(each)
+        results.embedded = {index: each for index, each in enumerate(frames) if each}
+        for index, each in results.embedded.items():
+            results.calls.notes[index] = results.calls.notes[index] or failure_note(each)
         return results
 
 

@@ -41,26 +41,26 @@ def add_evidence(
         lengths *= bases_per_residue
     rates = index.false_discovery_rates(known.strength, lengths, options.prevalence).tolist()
     was_looked_up = np.flatnonzero(known.n_windows > 0).tolist()
-    for place, n_kmers in zip(was_looked_up, known.n_viral[was_looked_up].tolist(), strict=True):
-        calls.n_known_kmers[place] = n_kmers
-    for place in np.flatnonzero(known.is_known).tolist():
-        calls.known_families[place] = index.owners[known.owner[place]]
+    for record, n_kmers in zip(was_looked_up, known.n_viral[was_looked_up].tolist(), strict=True):
+        calls.n_known_kmers[record] = n_kmers
+    for record in np.flatnonzero(known.is_known).tolist():
+        calls.known_families[record] = index.owners[known.owner[record]]
     uses_score = options.evidence != "known"
     uses_index = options.evidence != "score"
     # Other records are not called, and have no evidence.
     candidates = known.is_known | np.array(calls.are_viruses, dtype=np.bool_)
-    for place in np.flatnonzero(candidates).tolist():
-        by_score = calls.are_viruses[place] and uses_score
-        has_score = calls.virus_scores[place] is not None
-        by_index = bool(known.is_known[place]) and uses_index and has_score
-        calls.are_viruses[place] = by_score or by_index
-        calls.evidences[place] = _evidence_word(by_score=by_score, by_index=by_index)
+    for record in np.flatnonzero(candidates).tolist():
+        by_score = calls.are_viruses[record] and uses_score
+        has_score = calls.virus_scores[record] is not None
+        by_index = bool(known.is_known[record]) and uses_index and has_score
+        calls.are_viruses[record] = by_score or by_index
+        calls.evidences[record] = _evidence_word(by_score=by_score, by_index=by_index)
         if by_index:
-            score_rate = calls.rates[place]
-            is_lower = by_score and score_rate is not None and score_rate < rates[place]
-            calls.rates[place] = score_rate if is_lower else rates[place]
-            notes = (calls.notes[place], *_evidence_notes(index, known, place))
-            calls.notes[place] = "; ".join(filter(None, notes))
+            score_rate = calls.rates[record]
+            is_lower = by_score and score_rate is not None and score_rate < rates[record]
+            calls.rates[record] = score_rate if is_lower else rates[record]
+            notes = (calls.notes[record], *_evidence_notes(index, known, record))
+            calls.notes[record] = "; ".join(filter(None, notes))
 
 
 def _evidence_word(*, by_score: bool, by_index: bool) -> str:
@@ -69,13 +69,13 @@ def _evidence_word(*, by_score: bool, by_index: bool) -> str:
     return "known" if by_index else ""
 
 
-def _evidence_notes(index: KnownIndex, known: KnownRecords, place: int) -> Iterable[str]:
+def _evidence_notes(index: KnownIndex, known: KnownRecords, record: int) -> Iterable[str]:
     """Yield remarks on a known virus for the user: it may be part of a host genome."""
-    n_known = int(known.n_known_windows[place])
-    n_windows = int(known.n_windows[place])
+    n_known = int(known.n_known_windows[record])
+    n_windows = int(known.n_windows[record])
     if n_known < n_windows:
         yield f"known in {n_known} of {n_windows} parts: may be a provirus"
-    if index.owners[known.owner[place]] in ENDOGENOUS:
+    if index.owners[known.owner[record]] in ENDOGENOUS:
         yield MAY_BE_ENDOGENOUS
 
 
@@ -85,11 +85,11 @@ def look_up_and_add(
     """Look up the records with a score in the index, and call them as ``add_evidence`` does."""
     is_scored = [status == "scored" for status in results.calls.statuses]
     index = KnownIndex.load_builtin()
-    places = np.flatnonzero(is_scored)
+    record_indices = np.flatnonzero(is_scored)
     if is_protein:
-        proteins = [results.records.record_at(place).protein for place in places.tolist()]
+        proteins = [results.records.record_at(record).protein for record in record_indices.tolist()]
         hits = index.look_up_proteins(Proteins.from_sequences(proteins))
     else:
         hits = index.look_up(list(compress(results.records.sequences, is_scored)))
-    hits = hits._replace(record=places[hits.record])
+    hits = hits._replace(record=record_indices[hits.record])
     add_evidence(results.calls, hits, options, index, is_protein=is_protein)

@@ -63,8 +63,8 @@ class KmerClass(IntEnum):
     ONE_VIRAL = 2
     CELLULAR = 3
     ONE_CELLULAR = 4
-    RATHER_VIRAL = 5  # several groups, most of them viral
-    RATHER_CELLULAR = 6
+    MOSTLY_VIRAL = 5  # several groups, most of them viral
+    MOSTLY_CELLULAR = 6
 
 
 @dataclass(frozen=True, eq=False)

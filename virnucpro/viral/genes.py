@@ -60,13 +60,13 @@ class _Views(NamedTuple):
         first = np.zeros(len(viruses), dtype=np.int64)
         ends = forward.starts + forward.lengths
         digits = list(map(forward.digits.__getitem__, map(slice, forward.starts, ends)))
-        for place in np.flatnonzero(is_reverse & ~is_circle).tolist():
-            digits[place] = opposite_strand(digits[place])
-        for place in np.flatnonzero(is_circle).tolist():
-            view = CanonicalView.from_record(viruses[place], is_circle=True)
-            digits[place] = np.tile(encode(view.sequence), 2)
-            is_reverse[place] = view.is_reverse
-            first[place] = view.first
+        for index in np.flatnonzero(is_reverse & ~is_circle).tolist():
+            digits[index] = opposite_strand(digits[index])
+        for index in np.flatnonzero(is_circle).tolist():
+            view = CanonicalView.from_record(viruses[index], is_circle=True)
+            digits[index] = np.tile(encode(view.sequence), 2)
+            is_reverse[index] = view.is_reverse
+            first[index] = view.first
         lengths = np.where(is_circle, 2, 1) * forward.lengths
         row = np.concatenate([np.empty(0, dtype=np.uint8), *digits])
         pieces = Windows.concatenate(row, lengths)

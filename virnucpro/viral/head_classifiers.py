@@ -198,10 +198,10 @@ class Cascade(RecordClassifier):
         n_bare, n_others = (list(accumulate(each, initial=0)) for each in (bare, others))
         parts = []
         for is_other, run in groupby(range(len(others)), key=others.__getitem__):
-            places = list(run)
+            indices = list(run)
             called, n_before = (by_then, n_others) if is_other else (by_first, n_bare)
-            first = n_before[places[0]]
-            parts.append(called.slice_rows(first, first + len(places)))
+            first = n_before[indices[0]]
+            parts.append(called.slice_rows(first, first + len(indices)))
         return CalledRecords.concatenate(parts)
 
 
@@ -220,11 +220,11 @@ def combine_calls(
     assert facts.join is not None, "a head that is not joined calls by itself"
     calls = results.calls
     statuses = enumerate(results.calls.statuses)
-    places = np.array([i for i, status in statuses if status in ("scored", "no_orf")], dtype=int)
-    lengths = results.records.lengths[places]
-    sequences = [results.records.sequences[i] for i in places]
+    indices = np.array([i for i, status in statuses if status in ("scored", "no_orf")], dtype=int)
+    lengths = results.records.lengths[indices]
+    sequences = [results.records.sequences[i] for i in indices]
     base, _, kingdoms = score_block(sequences, scorer, code)
-    head = np.array([_head_log_odds(results.embedded.get(i, ()), facts) for i in places.tolist()])
+    head = np.array([_head_log_odds(results.embedded.get(i, ()), facts) for i in indices.tolist()])
     joined = combine_log_odds(facts.join.knots, base, head, lengths)
     by_kingdom = scorer.select_error_rates("nucleotide")
     is_virus, rates = (
@@ -236,15 +236,15 @@ def combine_calls(
         )
     )
     scores = probabilities(np.where(np.isnan(joined), base, joined))
-    columns = places, scores, probabilities(base), is_virus, rates
+    columns = indices, scores, probabilities(base), is_virus, rates
     each = zip(*(column.tolist() for column in columns), strict=True)
-    for place, score, base_score, decision, rate in each:
+    for index, score, base_score, decision, rate in each:
         if not isnan(base_score):  # NaN: the scorer cannot read it
-            calls.statuses[place] = "scored"
-            calls.are_viruses[place] = decision
-            calls.virus_scores[place] = score
-            calls.base_scores[place] = base_score
-            calls.rates[place] = rate
+            calls.statuses[index] = "scored"
+            calls.are_viruses[index] = decision
+            calls.virus_scores[index] = score
+            calls.base_scores[index] = base_score
+            calls.rates[index] = rate
 
 
 def _head_log_odds(predictions: Sequence[Prediction], facts: HeadInfo) -> float:
@@ -265,9 +265,9 @@ def _call_by_frames(
     no_frames = _FrameCall.from_predictions((), facts)
     rows = [_FrameCall.from_predictions(one, facts) if one else no_frames for one in frames]
     n_chunks = list(map(recipe.count_chunks, lengths))
-    for place, (status, note) in screened.items():
-        rows[place] = _FrameCall(status, note=note)
-        n_chunks[place] = 0
+    for index, (status, note) in screened.items():
+        rows[index] = _FrameCall(status, note=note)
+        n_chunks[index] = 0
     columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(6)]
     statuses, scores, are_viruses, n_chunks_scored, n_frames_scored, notes = columns
     n_records = len(lengths)

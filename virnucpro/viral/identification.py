@@ -73,10 +73,10 @@ def _find_groups(
         (group_of_taxon(relative.taxon), predictor.certainty(relative.n_taxon_kmers))
         for relative in relatives
     ]
-    others = [place for place, (group, _) in enumerate(groups) if not group]
+    others = [index for index, (group, _) in enumerate(groups) if not group]
     unnamed = sequences.select(sequences.starts[others], sequences.lengths[others])
-    for place, group in zip(others, predictor.predict(unnamed, code), strict=True):
-        groups[place] = group
+    for index, group in zip(others, predictor.predict(unnamed, code), strict=True):
+        groups[index] = group
     return groups
 
 

@@ -223,8 +223,9 @@ def name_clusters(
     names = [""] * n_records
     counts = np.zeros(n_records, dtype=np.int64)
     counts[record[is_named]] = n_hits[is_named]
-    for place, number in zip(record[is_named].tolist(), owner[is_named].tolist(), strict=True):
-        names[place] = owners[number]
+    record_and_owner = zip(record[is_named].tolist(), owner[is_named].tolist(), strict=True)
+    for record_index, number in record_and_owner:
+        names[record_index] = owners[number]
     return names, Support(counts, counts / np.maximum(1, total))
 
 

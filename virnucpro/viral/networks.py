@@ -21,7 +21,7 @@ from functools import cache, cached_property
 from math import prod
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,17 +54,26 @@ WINDOWS = "windows"  # tensor prefix of these networks
 PROTEINS = "proteins"  # tensor prefix of these networks
 _OUTPUTS = 32  # outputs of a layer that the library computes together
 
-OWN_SCORER = EMBEDDED_FOLDER / "scorer.safetensors"
+BUILTIN_SCORER = EMBEDDED_FOLDER / "scorer.safetensors"
 DIGESTS = ("trained_records", "trained_groups")
 
 Digests = NDArray[np.uint64]
 Weights = NDArray[np.float32]
-# weights (n_nets, out, in); starts of sums (n_nets, out): the bias, minus the contribution of level
-# 0 for each input; worths (n_nets, out) of 1 in a sum: in steps of GELU inputs, or in logits
-Layer = tuple[NDArray[np.int8], NDArray[np.int32], Weights]
+
+
+class QuantizedLayer(NamedTuple):
+    """A layer of several networks in integers."""
+
+    weight: NDArray[np.int8]  # (n_nets, out, in)
+    # (n_nets, out): the bias, minus the contribution of level 0 for each input. In files: start
+    bias: NDArray[np.int32]
+    # (n_nets, out): the value of 1 in a sum, in steps of GELU inputs or in logits. In files: worth
+    scale: Weights
+
+
 # networks with the same view, layer by layer, with a GELU between layers, and the number of viral
 # kinds: the last layer returns logits of kinds, first viral, then cellular
-Stack = tuple[tuple[Layer, ...], int]
+Stack = tuple[tuple[QuantizedLayer, ...], int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,13 +97,13 @@ class NetworkStack:
         if self.prokaryotic is not None:
             each.append((WindowFeatures.RATIOS_VIEW.start, self.prokaryotic, True))
         sizes = list[tuple[int, ...]]()
-        layers = list[Layer]()
+        layers = list[QuantizedLayer]()
         for column, (stack, n_viral), is_special in each:
-            n_nets, _, n_inputs = stack[0][0].shape
-            n_outputs = (start.shape[1] for _, start, _ in stack)
+            n_nets, _, n_inputs = stack[0].weight.shape
+            n_outputs = (layer.bias.shape[1] for layer in stack)
             sizes += n_nets * [(column, n_inputs, *n_outputs, n_viral, is_special)]
             for net in range(n_nets):
-                layers += [(weight[net], start[net], worth[net]) for weight, start, worth in stack]
+                layers += [QuantizedLayer._make(array[net] for array in layer) for layer in stack]
         n = len(self.centre), len(sizes)
         return self.centre, self.scale, *n, np.array(sizes, dtype=np.int64), *_in_blocks(layers)
 
@@ -102,7 +111,7 @@ class NetworkStack:
     def n_kinds(self) -> int:
         """Return the number of kinds of which the networks give probabilities, or 0."""
         labels = 2  # outputs of a network that knows no kinds
-        sizes: list[int] = [layers[-1][1].shape[1] for layers, _ in self.stacks.values()]
+        sizes: list[int] = [layers[-1].bias.shape[1] for layers, _ in self.stacks.values()]
         return max([0, *(size for size in sizes if size > labels)])
 
     def log_odds(self, features: Features) -> FloatArray:
@@ -130,7 +139,7 @@ class PieceNetworks:
         return (lengths >= self.shortest) & (lengths < longest)
 
 
-def _in_blocks(layers: Iterable[Layer]) -> Layer:
+def _in_blocks(layers: Iterable[QuantizedLayer]) -> QuantizedLayer:
     """Concatenate layers, padded with zeros to output blocks.
 
     See ``NetworkStack`` in ``networks.c``. The weights are aligned to cache lines, so that no read
@@ -138,7 +147,7 @@ def _in_blocks(layers: Iterable[Layer]) -> Layer:
     """
     line = 64  # bytes in a cache line
     padded = [_pad(*layer) for layer in layers]
-    n_bytes = sum(weight.size for weight, _, _ in padded)
+    n_bytes = sum(layer.weight.size for layer in padded)
     room = np.empty(n_bytes + line, dtype=np.int8)
     weights = room[-room.ctypes.data % line :][:n_bytes]
     first = 0
@@ -149,22 +158,22 @@ def _in_blocks(layers: Iterable[Layer]) -> Layer:
         target = weights[first : first + weight.size].view(np.int32)
         target.reshape(blocks.shape)[:] = blocks
         first += weight.size
-    starts = np.concatenate([start for _, start, _ in padded])
-    worths = np.concatenate([worth for _, _, worth in padded])
-    return weights, starts, worths
+    biases = np.concatenate([layer.bias for layer in padded])
+    scales = np.concatenate([layer.scale for layer in padded])
+    return QuantizedLayer(weights, biases, scales)
 
 
-def _pad(weight: NDArray[np.int8], start: NDArray[np.int32], worth: Weights) -> Layer:
+def _pad(weight: NDArray[np.int8], bias: NDArray[np.int32], scale: Weights) -> QuantizedLayer:
     """Pad a layer with zeros, to complete output blocks and groups of inputs."""
-    n_outputs = -len(start) % _OUTPUTS
+    n_outputs = -len(bias) % _OUTPUTS
     inputs_together = 4
     n_inputs = -weight.shape[1] % inputs_together
     if n_outputs:
-        start = np.pad(start, (0, n_outputs))
-        worth = np.pad(worth, (0, n_outputs))
+        bias = np.pad(bias, (0, n_outputs))
+        scale = np.pad(scale, (0, n_outputs))
     if n_outputs or n_inputs:
         weight = np.pad(weight, ((0, n_outputs), (0, n_inputs)))
-    return weight, start, worth
+    return QuantizedLayer(weight, bias, scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +326,7 @@ class Scorer:
         Raises:
             UnavailableError: as ``load_scorer``.
         """
-        return load_scorer(OWN_SCORER)
+        return load_scorer(BUILTIN_SCORER)
 
     @staticmethod
     def load_builtin_with(sha256: str) -> Scorer:
@@ -328,7 +337,7 @@ class Scorer:
         """
         if (scorer := Scorer.load_builtin()).sha256 != sha256:
             raise UnavailableError(
-                f"the scorer of VirNucPro was replaced during the run: {printable(OWN_SCORER)}",
+                f"the scorer of VirNucPro was replaced during the run: {printable(BUILTIN_SCORER)}",
                 hint=with_options(
                     "run the command again, with {force}: scores of two scorers do not mix"
                 ),
@@ -354,11 +363,11 @@ def calibrate(knots: Sequence[Knot], log_odds: FloatArray, lengths: IntArray) ->
 
 
 def interpolate_lengths(
-    lengths: IntArray, known: Sequence[_LengthCurve], values: Sequence[float]
+    lengths: IntArray, curves: Sequence[_LengthCurve], values: Sequence[float]
 ) -> FloatArray:
     """Interpolate values linearly over log(length). (n,) -> (n,)"""
-    places = np.log([one.n_bases for one in known])
-    return np.interp(np.log(np.maximum(1, lengths)), places, values)
+    log_lengths = np.log([curve.n_bases for curve in curves])
+    return np.interp(np.log(np.maximum(1, lengths)), log_lengths, values)
 
 
 def thresholds(
@@ -419,12 +428,12 @@ def false_discovery_rates(
     in the sample. F and T are the shares of cellular and viral records at or above the log-odds.
     log(F / T) is interpolated linearly over log(length). (n,), (n,) -> (n,)
     """
-    place = interpolate_lengths(lengths, error_rates, range(len(error_rates)))
-    left = np.floor(place).astype(np.int64)
-    right = np.ceil(place).astype(np.int64)
+    position = interpolate_lengths(lengths, error_rates, range(len(error_rates)))
+    left = np.floor(position).astype(np.int64)
+    right = np.ceil(position).astype(np.int64)
     logs = np.log([rates.false_per_true(log_odds) for rates in error_rates])
     rows = np.arange(len(log_odds))
-    ratio = np.exp(logs[left, rows] + (place - left) * (logs[right, rows] - logs[left, rows]))
+    ratio = np.exp(logs[left, rows] + (position - left) * (logs[right, rows] - logs[left, rows]))
     odds = ratio * (1 - prevalence) / prevalence
     return np.asarray(odds / (1 + odds))
 
@@ -511,10 +520,10 @@ def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> Ne
     for view, n_viral in views.items():
         prefix = f"{name}.{view}" if view else name
         layers = tuple(
-            (
+            QuantizedLayer(
                 tensors[f"{prefix}.{layer}.weight"],
-                tensors[f"{prefix}.{layer}.start"],
-                tensors[f"{prefix}.{layer}.worth"],
+                bias=tensors[f"{prefix}.{layer}.start"],
+                scale=tensors[f"{prefix}.{layer}.worth"],
             )
             for layer in range(3)
         )

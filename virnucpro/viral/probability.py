@@ -23,8 +23,8 @@ def probabilities(log_odds: FloatArray) -> FloatArray:
     scores = whole / 10**DECIMALS  # the double that is nearest to these decimals
     # numpy's tanh may differ in the last bit, which matters halfway between two scores
     nearest = 1e-6  # in units of the last decimal: thousands of times the spacing of doubles near 1
-    for place in np.flatnonzero(np.abs(np.abs(scaled - whole) - 0.5) < nearest).tolist():
-        scores[place] = probability(float(log_odds[place]))
+    for index in np.flatnonzero(np.abs(np.abs(scaled - whole) - 0.5) < nearest).tolist():
+        scores[index] = probability(float(log_odds[index]))
     return np.asarray(scores)
 
 

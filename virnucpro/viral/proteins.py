@@ -102,12 +102,12 @@ def protein_features(
     proteins: Proteins, kmers: KmerClassTable, ratios: Sequence[Ratios]
 ) -> Features:
     """Return each protein's features. n -> (n, 750)"""
-    parts = composition(proteins), protein_statistics(proteins)
-    return np.hstack([*parts, kmer_features(proteins, kmers, ratios)])
+    shared = kmer_features(proteins, kmers, ratios)
+    return np.hstack([features_without_kmers(proteins), shared])
 
 
-def spelling(proteins: Proteins) -> Features:
-    """Return each protein's features that need no table. n -> (n, 732)"""
+def features_without_kmers(proteins: Proteins) -> Features:
+    """Return composition and statistics of each protein. n -> (n, 732)"""
     return np.hstack([composition(proteins), protein_statistics(proteins)])
 
 

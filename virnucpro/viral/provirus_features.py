@@ -88,8 +88,8 @@ class WindowTable(NamedTuple):
             start = int(self.start[first])
             stop = int(self.start[end - 1]) + size
             run_genes = read_genes(sequence[start:stop])
-            places = self.start[first:end] - start
-            genes[first:end] = _means_on(run_genes, places, size)
+            window_starts = self.start[first:end] - start
+            genes[first:end] = _means_on(run_genes, window_starts, size)
         return self._replace(genes=genes)
 
     def signal(
@@ -111,15 +111,15 @@ class WindowTable(NamedTuple):
         """Return the arguments for library functions."""
         return self.log_odds, self.gc, self.shape, len(self.start)
 
-    def own_figures(self) -> tuple[float, float, tuple[float, ...]]:
+    def host_statistics(self) -> tuple[float, float, tuple[float, ...]]:
         """Return median GC, log-odds slope over GC, and median shape, over windows with log-odds.
 
         The slope is fitted to medians over 20 window groups by GC. It is 0 if GC does not
         vary. At least one window has log-odds.
         """
-        figures = np.empty(2 + N_SHAPE)
-        call("host_figures", *self._figures, figures)
-        gc, slope, *shape = figures.tolist()
+        statistics = np.empty(2 + N_SHAPE)
+        call("host_figures", *self._figures, statistics)
+        gc, slope, *shape = statistics.tolist()
         return gc, slope, tuple(shape)
 
 
@@ -148,7 +148,7 @@ class HostBackground:
     def from_items(cls, items: WindowTable) -> HostBackground:
         """Return the medians for one record that is mostly host."""
         deviation = items.shape[items.is_known].std(axis=0) + 1e-6
-        return cls(*items.own_figures(), tuple(deviation.tolist()))
+        return cls(*items.host_statistics(), tuple(deviation.tolist()))
 
     def value_at(self, items: WindowTable, *, is_virus: bool) -> HostBackground:
         """Return the medians of this record's host, or the usual host medians for a virus."""
@@ -158,17 +158,17 @@ class HostBackground:
             return self
         if is_virus:
             return replace(self, gc=items.median_gc)
-        gc, slope, shape = items.own_figures()
+        gc, slope, shape = items.host_statistics()
         share = n / (n + prior_items)
         has_slope = n >= prior_items
 
-        def drawn(value: float, prior: float) -> float:
+        def shrink(value: float, prior: float) -> float:
             return share * value + (1 - share) * prior
 
         return HostBackground(
             gc,
-            drawn(slope, self.slope) if has_slope else self.slope,
-            tuple(map(drawn, shape, self.shape)),
+            shrink(slope, self.slope) if has_slope else self.slope,
+            tuple(map(shrink, shape, self.shape)),
             self.deviation,
         )
 
@@ -214,7 +214,7 @@ def median(values: FloatArray) -> FloatArray:
     return np.asarray((low + high) / 2)
 
 
-def _means_on(genes: Genes, places: IntArray, size: int) -> FloatArray:
+def _means_on(genes: Genes, window_starts: IntArray, size: int) -> FloatArray:
     """Return the mean log-odds over each window's bases in genes, NaN for none. (n,)"""
     is_known = ~np.isnan(genes[2])
     starts = genes[0][is_known]
@@ -222,7 +222,7 @@ def _means_on(genes: Genes, places: IntArray, size: int) -> FloatArray:
     log_odds = genes[2][is_known]
 
     values = np.stack([np.ones(len(starts)), log_odds])
-    bases = np.concatenate([places, places + size])
+    bases = np.concatenate([window_starts, window_starts + size])
 
     def before(bounds: IntArray) -> FloatArray:
         """For each position in ``bases``, sum each value times the bases since its bound."""
@@ -238,9 +238,9 @@ def _means_on(genes: Genes, places: IntArray, size: int) -> FloatArray:
     return np.where(n_bases > 0, total / np.maximum(1, n_bases), np.nan)
 
 
-def _means(gc: FloatArray, level: FloatArray, places: FloatArray) -> FloatArray:
+def _means(gc: FloatArray, level: FloatArray, target_gc: FloatArray) -> FloatArray:
     """Return mean host levels, weighted by GC similarity. (n,), (n,), (k,) -> (k,)"""
     near = 0.03  # of GC: standard deviation of the kernel that averages levels of similar hosts
     far = 1e-4  # minimum weight of a host
-    weights = np.exp(-0.5 * ((places[:, None] - gc) / near) ** 2) + far
+    weights = np.exp(-0.5 * ((target_gc[:, None] - gc) / near) ** 2) + far
     return np.asarray((weights * level).sum(axis=1) / weights.sum(axis=1))

@@ -84,10 +84,10 @@ Weights = NDArray[np.float32]
 
 def group_features(sequences: Windows, code: GeneticCode = STANDARD) -> FloatArray:
     """Return the mean window features of each sequence, NaN without a known base. n -> (n, 1095)"""
-    owner, places, n_bases = split_windows(sequences.starts, sequences.lengths, GROUP_PIECE_BASES)
+    owner, starts, n_bases = split_windows(sequences.starts, sequences.lengths, GROUP_PIECE_BASES)
     n_pieces = np.bincount(owner, minlength=len(sequences))
     means = np.empty((len(sequences), GROUP_FEATURES.stop))
-    pieces = sequences.select(places, n_bases)
+    pieces = sequences.select(starts, n_bases)
     sizes = (n_pieces, *means.shape, means)
     call("mean_features", *library_input(pieces, NO_KMERS, code), *sizes)
     return means
@@ -220,19 +220,19 @@ def topologies(
 
     A record is circular if its header says so. A region (None) has no topology.
     """
-    chosen = [place for place, is_circle in enumerate(are_circles) if is_circle is not None]
+    chosen = [index for index, is_circle in enumerate(are_circles) if is_circle is not None]
     starts = sequences.starts[chosen]
     lengths = sequences.lengths[chosen]
     direct, inverted = np.empty((2, len(chosen)), dtype=np.int64)
     call("terminal_repeats", sequences.digits, starts, lengths, len(chosen), direct, inverted)
     found: list[tuple[Topology | Literal[""], int]] = [("", 0)] * len(sequences)
-    for place, n_direct, n_inverted in zip(chosen, direct.tolist(), inverted.tolist(), strict=True):
-        if are_circles[place]:
-            found[place] = "circular", n_direct
+    for index, n_direct, n_inverted in zip(chosen, direct.tolist(), inverted.tolist(), strict=True):
+        if are_circles[index]:
+            found[index] = "circular", n_direct
         elif n_direct:
-            found[place] = "DTR", n_direct
+            found[index] = "DTR", n_direct
         else:
-            found[place] = ("ITR", n_inverted) if n_inverted else ("linear", 0)
+            found[index] = ("ITR", n_inverted) if n_inverted else ("linear", 0)
     return found
 
 

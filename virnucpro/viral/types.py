@@ -207,10 +207,10 @@ class FrameScores(NamedTuple):
     def slice_rows(self, rows: slice) -> FrameScores:
         first = sum(self.n_per_record[: rows.start])
         n_per_record = self.n_per_record[rows]
-        some = slice(first, first + sum(n_per_record))
-        ids = self.ids[some]
-        chunk_ids = self.chunk_ids[some]
-        scores = self.scores[some]
+        sliced = slice(first, first + sum(n_per_record))
+        ids = self.ids[sliced]
+        chunk_ids = self.chunk_ids[sliced]
+        scores = self.scores[sliced]
         return FrameScores(n_per_record, ids, chunk_ids, scores)
 
     def with_ids(self, before: Sequence[str], now: Sequence[str]) -> FrameScores:
@@ -227,7 +227,7 @@ class FrameScores(NamedTuple):
 class Viruses(NamedTuple):
     """The viruses in neighbouring records, in parallel columns. Each is a table row."""
 
-    places: list[int]  # indices of their records, in order. A record may have several viruses
+    record_indices: list[int]  # in order. A record may have several viruses
     names: list[str]  # of their sequences
     extents: list[str]  # of regions
     starts: list[int]
@@ -247,15 +247,15 @@ class Viruses(NamedTuple):
 
     def slice_rows(self, first: int, end: int) -> Viruses:
         """Return the viruses in records ``first:end``. Record indices count from ``first``."""
-        first_row = bisect_left(self.places, first)
-        end_row = bisect_left(self.places, end)
+        first_row = bisect_left(self.record_indices, first)
+        end_row = bisect_left(self.record_indices, end)
         genes = None if self.genes is None else self.genes.slice_viruses(first_row, end_row)
-        some = Viruses._make([*(column[first_row:end_row] for column in self[:-1]), genes])
-        return some._replace(places=[place - first for place in some.places])
+        sliced = Viruses._make([*(column[first_row:end_row] for column in self[:-1]), genes])
+        return sliced._replace(record_indices=[index - first for index in sliced.record_indices])
 
     def with_ids(self, before: Sequence[str], now: Sequence[str]) -> Viruses:
         """Rename the records. Virus names begin with the record id."""
-        pairs = zip(self.places, self.names, strict=True)
+        pairs = zip(self.record_indices, self.names, strict=True)
         return self._replace(names=[now[i] + name[len(before[i]) :] for i, name in pairs])
 
 
@@ -291,14 +291,17 @@ class CalledRecords:
     @property
     def failures(self) -> dict[int, list[Prediction]]:
         """Return the frames without a vector, by record index."""
-        each = {i: [one for one in of if one.failure] for i, of in self.embedded.items()}
-        return {i: failed for i, failed in each.items() if failed}
+        failed = {
+            index: [prediction for prediction in predictions if prediction.failure]
+            for index, predictions in self.embedded.items()
+        }
+        return {index: predictions for index, predictions in failed.items() if predictions}
 
-    def region_extents(self, place: int) -> Counter[str]:
+    def region_extents(self, index: int) -> Counter[str]:
         """Count regions by extent. The two parts of a region that crosses the origin count once."""
         return Counter(
             region.extent
-            for region in self.regions[place][0]
+            for region in self.regions[index][0]
             if not (region.over_origin and region.start == 0)
         )
 
@@ -314,9 +317,9 @@ class CalledRecords:
         if (first, end) == (0, len(self.records.ids)):
             return self
         rows = slice(first, end)
-        places = range(first, end)
-        regions = {i - first: of for i, of in self.regions.items() if i in places}
-        embedded = {i - first: of for i, of in self.embedded.items() if i in places}
+        indices = range(first, end)
+        regions = {i - first: of for i, of in self.regions.items() if i in indices}
+        embedded = {i - first: of for i, of in self.embedded.items() if i in indices}
         columns = (
             self.records.slice_rows(rows),
             self.calls.slice_rows(rows),
@@ -325,7 +328,7 @@ class CalledRecords:
         suffixes = {
             (i - first, suffix): free
             for (i, suffix), free in self.region_suffixes.items()
-            if i in places
+            if i in indices
         }
         viruses = self.viruses.slice_rows(first, end)
         return CalledRecords(*columns, regions, embedded, viruses, suffixes)

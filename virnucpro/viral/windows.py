@@ -155,7 +155,7 @@ def is_reverse_first(sequence: str) -> bool:
     if encode(forward).tobytes() == encode(reverse).tobytes():
         forward = sequence
         reverse = reverse_complement(sequence)
-    return comes_first(reverse, forward)
+    return precedes(reverse, forward)
 
 
 def find_reversed(pieces: Windows) -> list[bool]:
@@ -169,7 +169,7 @@ def find_reversed(pieces: Windows) -> list[bool]:
     return list(map(bool, is_reverse.tolist()))
 
 
-def comes_first(sequence: str, other: str) -> bool:
+def precedes(sequence: str, other: str) -> bool:
     """Return whether a sequence comes before another one, in the order of digits."""
     return encode(sequence).tobytes() < encode(other).tobytes()
 
@@ -207,7 +207,7 @@ class CanonicalView:
         forward, reverse = (
             strand[first:] + strand[:first] for strand, first in zip(strands, firsts, strict=True)
         )
-        is_reverse = comes_first(reverse, forward)
+        is_reverse = precedes(reverse, forward)
         return cls(reverse if is_reverse else forward, is_reverse, True, firsts[is_reverse])
 
     @classmethod
@@ -254,7 +254,7 @@ def split_windows(
     # rounded towards the middle, so that overlapping windows leave no base uncovered
     from_start, from_end = (-(-n * last // n_steps) for n in (n_before, n_behind))
     is_middle = n_before == n_behind
-    place = np.where(n_before < n_behind, from_start, last - from_end)
-    place[is_middle] = (last[is_middle] + 1) // 2
+    offset = np.where(n_before < n_behind, from_start, last - from_end)
+    offset[is_middle] = (last[is_middle] + 1) // 2
     n_bases[is_middle] -= last[is_middle] % 2
-    return owner, starts[owner] + place, n_bases
+    return owner, starts[owner] + offset, n_bases

@@ -58,7 +58,7 @@ Texts: TypeAlias = NDArray[np.object_]
 class RecordRows(NamedTuple):
     """Records as the page shows them, in columns, (n,) each."""
 
-    places: IntArray  # index in the table, from 0
+    table_indices: IntArray  # index in the table, from 0
     records: Texts
     files: Texts
     lengths: IntArray
@@ -86,7 +86,7 @@ class RecordRows(NamedTuple):
             for texts in block.columns(("record", "file", "status", "note"), rows)
         )
         return cls(
-            places=rows,
+            table_indices=rows,
             records=records,
             files=files,
             lengths=lengths[rows],
@@ -104,7 +104,7 @@ class RecordRows(NamedTuple):
         texts = np.empty(0, np.object_)
         values = np.empty(0)
         return cls(
-            places=numbers,
+            table_indices=numbers,
             records=texts,
             files=texts,
             lengths=numbers,
@@ -119,14 +119,16 @@ class RecordRows(NamedTuple):
     @classmethod
     def concatenate(cls, blocks: Iterable[tuple[RecordRows, int]]) -> RecordRows:
         """Join rows from several blocks. Each block comes with the row count before it."""
-        moved = [rows._replace(places=rows.places + n_before) for rows, n_before in blocks]
+        moved = [
+            rows._replace(table_indices=rows.table_indices + n_before) for rows, n_before in blocks
+        ]
         columns: Iterable[Any] = zip(*(moved or [cls.empty()]), strict=True)
         return cls._make(map(np.concatenate, columns))
 
     def best(self, max_rows: int) -> RecordRows:
         """Return the viral rows with the highest scores, at most ``max_rows``."""
         viral = np.flatnonzero(self.are_viral)
-        ranked = np.array([self.places[viral], self.lengths[viral], self.scores[viral]])
+        ranked = np.array([self.table_indices[viral], self.lengths[viral], self.scores[viral]])
         rows = viral[_best(ranked, max_rows)]
         return RecordRows._make(column[rows] for column in self)
 
@@ -136,8 +138,8 @@ def _best(ranked: FloatArray, max_rows: int) -> IntArray:
 
     (3, n): table index, length and score -> at most (max_rows,)
     """
-    places, lengths, scores = ranked
-    order: IntArray = np.lexsort((places, -lengths, -scores))[:max_rows]
+    table_indices, lengths, scores = ranked
+    order: IntArray = np.lexsort((table_indices, -lengths, -scores))[:max_rows]
     return order
 
 

@@ -130,9 +130,9 @@ def _pack_data(
     rows = run.rows
     while True:
         packed = compress_data({**fixed, **_columns(run, rows, sections.n_regions)})
-        if len(packed) <= max_bytes or not len(rows.places):
+        if len(packed) <= max_bytes or not len(rows.table_indices):
             return packed, rows
-        n_rows = max(0, int(0.95 * len(rows.places) * max_bytes / len(packed)))
+        n_rows = max(0, int(0.95 * len(rows.table_indices) * max_bytes / len(packed)))
         rows = run.counts.rows(n_rows, run.helpers)
 
 
@@ -325,7 +325,7 @@ def _columns(
         "files": list(map(printable, files)),
         "statuses": list(STATUSES),
         "columns": {
-            "gap": np.diff(rows.places, prepend=-1).tolist(),
+            "gap": np.diff(rows.table_indices, prepend=-1).tolist(),
             "record": join_lines(rows.records.tolist()),
             "file": [files[file] for file in rows.files],
             "length": rows.lengths.tolist(),
