@@ -186,7 +186,9 @@ class ScorerClassifier(RecordClassifier):
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
         results = self.call_scored(self.score(records, recipe), recipe)
-        results.embedded = {index: each for index, each in enumerate(frames) if each}
+        results.embedded = {
+            index: record_frames for index, record_frames in enumerate(frames) if record_frames
+        }
         for index, each in results.embedded.items():
             results.calls.notes[index] = results.calls.notes[index] or failure_note(each)
         return results

@@ -73,7 +73,7 @@ class _Views(NamedTuple):
         return cls(pieces, forward.lengths, is_circle, is_reverse, first)
 
 
-class _Found(NamedTuple):
+class _Candidates(NamedTuple):
     """Genes in the canonical views, in columns, view by view. (n,)"""
 
     virus: IntArray
@@ -84,8 +84,8 @@ class _Found(NamedTuple):
     lacks_end: IntArray
     score: FloatArray
 
-    def take(self, chosen: BoolArray | IntArray) -> _Found:
-        return _Found._make(column[chosen] for column in self)
+    def take(self, chosen: BoolArray | IntArray) -> _Candidates:
+        return _Candidates._make(column[chosen] for column in self)
 
 
 def find_genes(
@@ -102,38 +102,38 @@ def find_genes(
     views = _Views.from_sequences(viruses, are_circles)
     prokaryotic_groups = ("phage", "archaeal virus")  # whose ribosomes bind before a start
     has_sites = np.array([group in prokaryotic_groups for group in groups], dtype=np.uint8)
-    found = _cut_circles(_find_in_views(views.pieces, has_sites, code), views)
-    first, end, is_reverse = _place_genes(found, views)
-    order = np.lexsort((end, first, found.virus))
-    found = found.take(order)
-    proteins = _translate(views.pieces, found, code)
+    candidates = _cut_circles(_find_in_views(views.pieces, has_sites, code), views)
+    first, end, is_reverse = _place_genes(candidates, views)
+    order = np.lexsort((end, first, candidates.virus))
+    candidates = candidates.take(order)
+    proteins = _translate(views.pieces, candidates, code)
     start_codons = [*_START_CODONS, ""]
     return Genes(
-        np.bincount(found.virus, minlength=len(viruses)),
+        np.bincount(candidates.virus, minlength=len(viruses)),
         first[order],
         end[order],
         is_reverse[order],
-        found.start_kind == _EDGE,
-        found.lacks_end == 1,
-        [start_codons[kind] for kind in found.start_kind.tolist()],
+        candidates.start_kind == _EDGE,
+        candidates.lacks_end == 1,
+        [start_codons[kind] for kind in candidates.start_kind.tolist()],
         proteins,
-        found.score,
+        candidates.score,
         _log_odds(proteins),
         *_known_kmers(proteins),
     )
 
 
-def _find_in_views(pieces: Windows, has_sites: Digits, code: GeneticCode) -> _Found:
+def _find_in_views(pieces: Windows, has_sites: Digits, code: GeneticCode) -> _Candidates:
     n_genes = np.zeros(len(pieces), dtype=np.int64)
     bases_per_gene = 30  # fewer than a gene adds to the one before it
     most = int((pieces.lengths // bases_per_gene + 2).sum())
-    rows = np.empty((most, len(_Found._fields) - 2), dtype=np.int64)
+    rows = np.empty((most, len(_Candidates._fields) - 2), dtype=np.int64)
     scores = np.empty(most)
     shortest_gene = 30  # codons without the stop; a third less at an end of the sequence
     tables = is_stop(code), _start_kinds(code), has_sites
     call("find_genes", *pieces.arguments(code), *tables, shortest_gene, n_genes, rows, scores)
     virus = np.repeat(np.arange(len(pieces)), n_genes)
-    return _Found._make([virus, *rows[: len(virus)].T, scores[: len(virus)]])
+    return _Candidates._make([virus, *rows[: len(virus)].T, scores[: len(virus)]])
 
 
 @cache
@@ -148,19 +148,19 @@ def _start_kinds(code: GeneticCode) -> Digits:
     return kinds
 
 
-def _cut_circles(found: _Found, views: _Views) -> _Found:
+def _cut_circles(candidates: _Candidates, views: _Views) -> _Candidates:
     """Return the genes in circles from those in their sequence read twice.
 
     The middle is used, where no end is near. If the first gene and the last one overlap there, the
     better one is kept.
     """
-    is_circular = views.is_circle[found.virus]
-    n_bases = views.n_bases[found.virus]
+    is_circular = views.is_circle[candidates.virus]
+    n_bases = views.n_bases[candidates.virus]
     middle = n_bases // 2
-    is_inside = (found.left >= middle) & (found.left < middle + n_bases)
-    is_complete = (found.start_kind != _EDGE) & (found.lacks_end == 0)
-    is_short = found.right - found.left <= n_bases
-    inside = found.take(~is_circular | is_inside & is_complete & is_short)
+    is_inside = (candidates.left >= middle) & (candidates.left < middle + n_bases)
+    is_complete = (candidates.start_kind != _EDGE) & (candidates.lacks_end == 0)
+    is_short = candidates.right - candidates.left <= n_bases
+    inside = candidates.take(~is_circular | is_inside & is_complete & is_short)
     is_kept = np.ones(len(inside.virus), dtype=np.bool_)
     max_overlap = 60  # bases, as in ``native/genes.c``
     for virus in np.flatnonzero(views.is_circle).tolist():
@@ -175,22 +175,24 @@ def _cut_circles(found: _Found, views: _Views) -> _Found:
     return inside.take(is_kept)
 
 
-def _place_genes(found: _Found, views: _Views) -> tuple[IntArray, IntArray, BoolArray]:
+def _place_genes(candidates: _Candidates, views: _Views) -> tuple[IntArray, IntArray, BoolArray]:
     """Return first base, end and strand of each gene in its virus. (n,), (n,), (n,)"""
-    n_bases = views.n_bases[found.virus]
-    first = views.first[found.virus]
-    is_turned = views.is_reverse[found.virus]
-    start = np.where(is_turned, n_bases - found.right - first, found.left + first) % n_bases
-    return start, start + found.right - found.left, (found.strand == 1) != is_turned
+    n_bases = views.n_bases[candidates.virus]
+    first = views.first[candidates.virus]
+    is_turned = views.is_reverse[candidates.virus]
+    start = (
+        np.where(is_turned, n_bases - candidates.right - first, candidates.left + first) % n_bases
+    )
+    return start, start + candidates.right - candidates.left, (candidates.strand == 1) != is_turned
 
 
-def _translate(pieces: Windows, found: _Found, code: GeneticCode) -> list[str]:
+def _translate(pieces: Windows, candidates: _Candidates, code: GeneticCode) -> list[str]:
     """Translate genes without their stop. A start codon is M."""
-    starts = pieces.starts[found.virus]
-    left = starts + found.left
-    right = starts + found.right
-    columns = (found.strand, left, right, found.start_kind, found.lacks_end)
-    n_residues = (right - left) // 3 - (found.lacks_end == 0)
+    starts = pieces.starts[candidates.virus]
+    left = starts + candidates.left
+    right = starts + candidates.right
+    columns = (candidates.strand, left, right, candidates.start_kind, candidates.lacks_end)
+    n_residues = (right - left) // 3 - (candidates.lacks_end == 0)
     letters = np.empty(int(n_residues.sum()), dtype=np.uint8)
     tables = np.stack(columns, axis=1), len(left), np.frombuffer(residue_letters(code), np.uint8)
     call("translate_genes", pieces.codon_codes(code), *tables, letters)
@@ -201,9 +203,9 @@ def _translate(pieces: Windows, found: _Found, code: GeneticCode) -> list[str]:
 
 def _log_odds(proteins: Sequence[str]) -> FloatArray:
     """Return the log-odds of each protein, NaN if it is too short or has no known residue. (n,)"""
-    each = dict.fromkeys(protein for protein in proteins if len(protein) >= SHORTEST)
-    scores = score_proteins(each, Scorer.load_builtin()).tolist()
-    log_odds = dict(zip(each, scores, strict=True))
+    unique = dict.fromkeys(protein for protein in proteins if len(protein) >= SHORTEST)
+    scores = score_proteins(unique, Scorer.load_builtin()).tolist()
+    log_odds = dict(zip(unique, scores, strict=True))
     return np.array([log_odds.get(protein, np.nan) for protein in proteins], dtype=np.float64)
 
 

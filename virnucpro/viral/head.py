@@ -116,8 +116,8 @@ class EnsembleWeights:
     def __post_init__(self) -> None:
         if not isinstance(self.scorer_sha256, str):
             raise TypeError("the hash of a scorer must be text")
-        for at in (self.knots, self.error_rates):
-            lengths = [one.n_bases for one in at]
+        for curve in (self.knots, self.error_rates):
+            lengths = [point.n_bases for point in curve]
             if not lengths or lengths != sorted(set(lengths)):
                 raise ValueError(f"the lengths of a join must rise: {lengths}")
 
@@ -125,8 +125,10 @@ class EnsembleWeights:
     def weights(self) -> str:
         """Return both weights at the shortest and at the longest length, for messages."""
         ends = self.knots[:1] + self.knots[1:][-1:]
-        each = (f"{knot.base:.2f} and {knot.head:.2f} at {knot.n_bases:,} bases" for knot in ends)
-        return f"weights of scorer and head: {', '.join(each)}"
+        weights = (
+            f"{knot.base:.2f} and {knot.head:.2f} at {knot.n_bases:,} bases" for knot in ends
+        )
+        return f"weights of scorer and head: {', '.join(weights)}"
 
     @classmethod
     def from_knots(cls, facts: Mapping[str, Any]) -> EnsembleWeights:
@@ -200,16 +202,18 @@ class HeadInfo:
             UnavailableError: the head was trained with other models.
         """
         are_these = len(models) == len(self.encoders) and all(
-            (one.encoder_id, one.dim) == (model.encoder_id, model.dim)
-            and 1 <= one.layer <= model.n_layers
-            for one, model in zip(self.encoders, models, strict=True)
+            (encoder.encoder_id, encoder.dim) == (model.encoder_id, model.dim)
+            and 1 <= encoder.layer <= model.n_layers
+            for encoder, model in zip(self.encoders, models, strict=True)
         )
         if not are_these:
-            made_for = " and ".join(f"{one.name} ({one.encoder_id})" for one in self.encoders)
-            others = " and ".join(f"{one.name} ({one.encoder_id})" for one in models)
+            trained_with = " and ".join(
+                f"{encoder.name} ({encoder.encoder_id})" for encoder in self.encoders
+            )
+            given = " and ".join(f"{model.name} ({model.encoder_id})" for model in models)
             raise UnavailableError(
-                f"the head was made for the encoder {printable(made_for)}, not for "
-                f"{printable(others)}",
+                f"the head was made for the encoder {printable(trained_with)}, not for "
+                f"{printable(given)}",
                 hint=with_options("set {model} to the encoder that the head was made for"),
             )
 
@@ -375,8 +379,10 @@ class Head:
 
     def save(self, path: Path) -> None:
         """Write the head. The same head always gives the same bytes."""
-        both = {name: getattr(self, name) for name in _NETWORKS}
-        networks: dict[str, Network] = {name: network for name, network in both.items() if network}
+        optional = {name: getattr(self, name) for name in _NETWORKS}
+        networks: dict[str, Network] = {
+            name: network for name, network in optional.items() if network
+        }
         temperatures = {name: network.temperature for name, network in networks.items()}
         facts = {**asdict(self.facts), "temperatures": temperatures}
         tensors: dict[str, _Array] = {

@@ -185,21 +185,23 @@ class Cascade(RecordClassifier):
         not_embedded = "not embedded"
         if not records.ids:
             return self.then.call(records, frames, recipe)
-        bare = [not each for each in frames]
-        by_first = self.first.call(
+        bare = [not record_frames for record_frames in frames]
+        first_calls = self.first.call(
             records.select(bare), [[] for is_bare in bare if is_bare], recipe
         )
-        scores = iter(by_first.calls.virus_scores)
+        scores = iter(first_calls.calls.virus_scores)
         is_left = [is_bare and next(scores) is None for is_bare in bare]
         # Some of these rows are dropped below.
-        by_first.calls.notes[:] = [not_embedded] * len(by_first.calls.notes)
+        first_calls.calls.notes[:] = [not_embedded] * len(first_calls.calls.notes)
         others = [not is_bare or left for is_bare, left in zip(bare, is_left, strict=True)]
-        by_then = self.then.call(records.select(others), list(compress(frames, others)), recipe)
-        n_bare, n_others = (list(accumulate(each, initial=0)) for each in (bare, others))
+        second_calls = self.then.call(
+            records.select(others), list(compress(frames, others)), recipe
+        )
+        n_bare, n_others = (list(accumulate(mask, initial=0)) for mask in (bare, others))
         parts = []
         for is_other, run in groupby(range(len(others)), key=others.__getitem__):
             indices = list(run)
-            called, n_before = (by_then, n_others) if is_other else (by_first, n_bare)
+            called, n_before = (second_calls, n_others) if is_other else (first_calls, n_bare)
             first = n_before[indices[0]]
             parts.append(called.slice_rows(first, first + len(indices)))
         return CalledRecords.concatenate(parts)
@@ -237,8 +239,8 @@ def combine_calls(
     )
     scores = probabilities(np.where(np.isnan(joined), base, joined))
     columns = indices, scores, probabilities(base), is_virus, rates
-    each = zip(*(column.tolist() for column in columns), strict=True)
-    for index, score, base_score, decision, rate in each:
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for index, score, base_score, decision, rate in rows:
         if not isnan(base_score):  # NaN: the scorer cannot read it
             calls.statuses[index] = "scored"
             calls.are_viruses[index] = decision
@@ -288,7 +290,9 @@ def _call_by_frames(
         known_families=[""] * n_records,
         n_known_kmers=[None] * n_records,
     )
-    embedded: dict[int, Sequence[Prediction]] = {i: each for i, each in enumerate(frames) if each}
+    embedded: dict[int, Sequence[Prediction]] = {
+        index: record_frames for index, record_frames in enumerate(frames) if record_frames
+    }
     return CalledRecords(records, calls, FrameScores.from_predictions(frames), embedded=embedded)
 
 

@@ -113,8 +113,8 @@ class RegionModel:
     def evidence_by_genes(self, items: WindowTable, contrasts: FloatArray) -> FloatArray:
         """Return ``evidence``, from both signals where a window has scored genes. (n,) -> (n,)"""
         above = items.genes - self.genes.index_at(items.median_gc)
-        both = self._binned(contrasts + above, self.gene_log_ratios)
-        return np.where(np.isnan(above), self.evidence(contrasts), both)
+        log_ratios = self._binned(contrasts + above, self.gene_log_ratios)
+        return np.where(np.isnan(above), self.evidence(contrasts), log_ratios)
 
     def _binned(self, contrasts: FloatArray, log_ratios: tuple[float, ...]) -> FloatArray:
         bins = np.searchsorted(self.edges, contrasts)
@@ -146,22 +146,22 @@ class RegionModel:
                 hint="name the regions.json that `virnucpro train --regions` made",
             )
         try:
-            facts = read_json(path)
-            if facts.pop("format") != FORMAT:
+            fields = read_json(path)
+            if fields.pop("format") != FORMAT:
                 raise ValueError("another format")
-            host = HostBackground(**_with_tuples(facts.pop("host")))
+            host = HostBackground(**_with_tuples(fields.pop("host")))
             levels, genes = (
-                Levels(**_with_tuples(facts.pop(name))) for name in ("levels", "genes")
+                Levels(**_with_tuples(fields.pop(name))) for name in ("levels", "genes")
             )
-            return RegionModel(host=host, levels=levels, genes=genes, **_with_tuples(facts))
+            return RegionModel(host=host, levels=levels, genes=genes, **_with_tuples(fields))
         except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
             raise corrupt_model_error(path, error) from error
 
 
-def _with_tuples(facts: dict[str, Any]) -> dict[str, Any]:
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
     """Convert the lists in JSON data to tuples."""
     return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }
 
 

@@ -93,12 +93,12 @@ class NetworkStack:
     @cached_property
     def arguments(self) -> tuple[NDArray[Any] | int, ...]:
         """Return the arguments for library functions."""
-        each = [(column, stack, False) for column, stack in self.stacks.items()]
+        views = [(column, stack, False) for column, stack in self.stacks.items()]
         if self.prokaryotic is not None:
-            each.append((WindowFeatures.RATIOS_VIEW.start, self.prokaryotic, True))
+            views.append((WindowFeatures.RATIOS_VIEW.start, self.prokaryotic, True))
         sizes = list[tuple[int, ...]]()
         layers = list[QuantizedLayer]()
-        for column, (stack, n_viral), is_special in each:
+        for column, (stack, n_viral), is_special in views:
             n_nets, _, n_inputs = stack[0].weight.shape
             n_outputs = (layer.bias.shape[1] for layer in stack)
             sizes += n_nets * [(column, n_inputs, *n_outputs, n_viral, is_special)]
@@ -148,8 +148,8 @@ def _in_blocks(layers: Iterable[QuantizedLayer]) -> QuantizedLayer:
     line = 64  # bytes in a cache line
     padded = [_pad(*layer) for layer in layers]
     n_bytes = sum(layer.weight.size for layer in padded)
-    room = np.empty(n_bytes + line, dtype=np.int8)
-    weights = room[-room.ctypes.data % line :][:n_bytes]
+    buffer = np.empty(n_bytes + line, dtype=np.int8)
+    weights = buffer[-buffer.ctypes.data % line :][:n_bytes]
     first = 0
     for weight, _, _ in padded:
         # Four weights are moved as one integer.
@@ -222,14 +222,14 @@ class ErrorRates:
             raise ValueError("error rates must lie above 0 and not above 1")
 
     @classmethod
-    def from_scores(cls, facts: Mapping[str, Any]) -> ErrorRates:
+    def from_scores(cls, metadata: Mapping[str, Any]) -> ErrorRates:
         """Read error rates from metadata.
 
         Raises:
             LookupError, TypeError, ValueError: the metadata does not describe error rates.
         """
         names = ("log_odds", "false_positives", "true_positives", "cuts")
-        return cls(facts["n_bases"], *(tuple(facts[name]) for name in names))
+        return cls(metadata["n_bases"], *(tuple(metadata[name]) for name in names))
 
     def threshold_at(self, false_positives: float) -> float:
         """Return the log-odds that at most this share of cellular records reaches."""
@@ -298,7 +298,7 @@ class Scorer:
         """Pickle the built-in scorer by its hash, so that each process maps the same file."""
         if self is Scorer.load_builtin():
             return Scorer.load_builtin_with, (self.sha256,)
-        return Scorer, tuple(getattr(self, one.name) for one in fields(self))
+        return Scorer, tuple(getattr(self, field.name) for field in fields(self))
 
     def min_length(self, input_type: InputType) -> int:
         """Return the minimum record length for a score, in bases or residues."""
@@ -315,8 +315,8 @@ class Scorer:
 
     def sum_by_kingdom(self, kinds: FloatArray) -> FloatArray:
         """Sum the probabilities of the kinds of each kingdom. (n, n_kinds) -> (n, n_kingdoms)"""
-        each = [kinds[:, list(kingdom.kinds)].sum(axis=1) for kingdom in self.kingdoms]
-        return np.stack(each, axis=1)
+        sums = [kinds[:, list(kingdom.kinds)].sum(axis=1) for kingdom in self.kingdoms]
+        return np.stack(sums, axis=1)
 
     @staticmethod
     @cache
@@ -398,8 +398,8 @@ def thresholds_of(
     false_positives: float,
 ) -> FloatArray:
     """Return ``thresholds`` for records of several kingdoms. Error rates are by kingdom. (n,)"""
-    each = np.stack([thresholds(rates, lengths, false_positives) for rates in error_rates])
-    return np.asarray(each[kingdoms, np.arange(len(lengths))])
+    by_kingdom = np.stack([thresholds(rates, lengths, false_positives) for rates in error_rates])
+    return np.asarray(by_kingdom[kingdoms, np.arange(len(lengths))])
 
 
 def false_discovery_rates_of(
@@ -410,10 +410,10 @@ def false_discovery_rates_of(
     prevalence: float,
 ) -> FloatArray:
     """Return ``false_discovery_rates`` for records of several kingdoms. (n,)"""
-    each = np.stack(
+    by_kingdom = np.stack(
         [false_discovery_rates(rates, log_odds, lengths, prevalence) for rates in error_rates]
     )
-    return np.asarray(each[kingdoms, np.arange(len(lengths))])
+    return np.asarray(by_kingdom[kingdoms, np.arange(len(lengths))])
 
 
 def false_discovery_rates(
@@ -446,25 +446,25 @@ def load_scorer(path: Path) -> Scorer:
         OSError: the file cannot be read now.
     """
     try:
-        content, facts, tensors = load_tensors(path)
-        if facts["format"] != FORMAT:
-            raise ValueError(f"its format is {facts['format']}")
+        content, metadata, tensors = load_tensors(path)
+        if metadata["format"] != FORMAT:
+            raise ValueError(f"its format is {metadata['format']}")
         kmers = KmerClassTable(tensors["words.buckets"], tensors["words.entries"])
         return Scorer(
             pieces=tuple(
-                _piece_nets(str(size_facts["size"]), size_facts, kmers, tensors)
-                for size_facts in facts["pieces"]
+                _piece_nets(str(size_metadata["size"]), size_metadata, kmers, tensors)
+                for size_metadata in metadata["pieces"]
             ),
-            windows=_piece_nets(WINDOWS, facts[WINDOWS], NO_KMERS, tensors),
-            windows_knot=Knot(**facts["windows_knot"]),
-            knots=tuple(Knot(**knot) for knot in facts["knots"]),
-            training=str(facts["training"]),
-            error_rates=_error_rates(facts),
+            windows=_piece_nets(WINDOWS, metadata[WINDOWS], NO_KMERS, tensors),
+            windows_knot=Knot(**metadata["windows_knot"]),
+            knots=tuple(Knot(**knot) for knot in metadata["knots"]),
+            training=str(metadata["training"]),
+            error_rates=_error_rates(metadata),
             kingdoms=tuple(
-                Kingdom(str(of["name"]), tuple(of["kinds"]), _error_rates(of))
-                for of in facts["kingdoms"]
+                Kingdom(str(kingdom["name"]), tuple(kingdom["kinds"]), _error_rates(kingdom))
+                for kingdom in metadata["kingdoms"]
             ),
-            proteins=_protein_nets(facts[PROTEINS], kmers, tensors),
+            proteins=_protein_nets(metadata[PROTEINS], kmers, tensors),
             sha256=hash_weights(path.name, content),
             **{name: tensors[name] for name in DIGESTS if name in tensors},
         )
@@ -475,8 +475,8 @@ def load_scorer(path: Path) -> Scorer:
         ) from error
 
 
-def _error_rates(facts: Mapping[str, Any]) -> tuple[ErrorRates, ...]:
-    return tuple(ErrorRates.from_scores(rates) for rates in facts["error_rates"])
+def _error_rates(metadata: Mapping[str, Any]) -> tuple[ErrorRates, ...]:
+    return tuple(ErrorRates.from_scores(rates) for rates in metadata["error_rates"])
 
 
 def load_tensors(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[Any]]]:
@@ -493,24 +493,24 @@ def load_tensors(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[An
         content = mmap(handle.fileno(), 0, access=ACCESS_READ)
     first = 8 + int.from_bytes(content[:8], "little")
     header = parse_json(content[8:first])
-    facts: dict[str, Any] = parse_json(header.pop("__metadata__")["facts"])
+    metadata: dict[str, Any] = parse_json(header.pop("__metadata__")["facts"])
     dtypes = {"U8": "u1", "I8": "i1", "U16": "<u2", "I32": "<i4", "F32": "<f4", "U64": "<u8"}
     tensors = {}
-    for name, of in header.items():
-        start, end = of["data_offsets"]
-        dtype = np.dtype(dtypes[of["dtype"]])
-        n = prod(of["shape"])
+    for name, entry in header.items():
+        start, end = entry["data_offsets"]
+        dtype = np.dtype(dtypes[entry["dtype"]])
+        n = prod(entry["shape"])
         if end - start != n * dtype.itemsize:
             raise ValueError(f"{name} has {end - start} bytes")
-        tensors[name] = np.frombuffer(content, dtype, n, first + start).reshape(of["shape"])
-    return content, facts, tensors
+        tensors[name] = np.frombuffer(content, dtype, n, first + start).reshape(entry["shape"])
+    return content, metadata, tensors
 
 
 def _piece_nets(
-    name: str, facts: Mapping[str, Any], kmers: KmerClassTable, tensors: Mapping[str, Any]
+    name: str, metadata: Mapping[str, Any], kmers: KmerClassTable, tensors: Mapping[str, Any]
 ) -> PieceNetworks:
-    nets = _nets(name, facts["views"], tensors)
-    lengths = facts["size"], facts["shortest"], facts["longest"], facts["part"]
+    nets = _nets(name, metadata["views"], tensors)
+    lengths = metadata["size"], metadata["shortest"], metadata["longest"], metadata["part"]
     return PieceNetworks(*lengths, kmers, nets)
 
 
@@ -534,15 +534,15 @@ def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> Ne
 
 
 def _protein_nets(
-    facts: Mapping[str, Any] | None, kmers: KmerClassTable, tensors: Mapping[str, Any]
+    metadata: Mapping[str, Any] | None, kmers: KmerClassTable, tensors: Mapping[str, Any]
 ) -> ProteinNetworks | None:
-    if facts is None:
+    if metadata is None:
         return None
     return ProteinNetworks(
         kmers=kmers,
         ratios=tuple(tensors[f"{PROTEINS}.patterns.{i}"] for i in range(len(PATTERNS))),
-        nets=_nets(PROTEINS, {ALL: facts["n_viral"]}, tensors),
-        knots=tuple(Knot(**knot) for knot in facts["knots"]),
-        error_rates=_error_rates(facts),
-        training=str(facts["training"]),
+        nets=_nets(PROTEINS, {ALL: metadata["n_viral"]}, tensors),
+        knots=tuple(Knot(**knot) for knot in metadata["knots"]),
+        error_rates=_error_rates(metadata),
+        training=str(metadata["training"]),
     )

@@ -37,10 +37,10 @@ def load_phage_hosts() -> Mapping[str, str]:
     path = EMBEDDED_FOLDER / "phage_hosts.json"
     try:
         with open_regular_file(path) as handle:
-            facts = parse_json(handle.read())
-        if facts["format"] != FORMAT:
-            raise ValueError(f"its format is {facts['format']}")
-        hosts: dict[str, str] = facts["hosts"]
+            content = parse_json(handle.read())
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']}")
+        hosts: dict[str, str] = content["hosts"]
         return hosts
     except (OSError, LookupError, ValueError, TypeError) as error:
         raise UnavailableError(

@@ -59,11 +59,11 @@ class WindowTable(NamedTuple):
         return [everything.select(slice(first, end)) for first, end in pairwise(bounds)]
 
     @classmethod
-    def concatenate(cls, each: Sequence[WindowTable]) -> WindowTable:
+    def concatenate(cls, tables: Sequence[WindowTable]) -> WindowTable:
         """Concatenate the windows from several records."""
         nothing = np.zeros(0)
         empty = cls(np.zeros(0, np.int64), nothing, nothing, np.zeros((0, N_SHAPE)), nothing)
-        return cls(*map(np.concatenate, zip(empty, *each, strict=True)))
+        return cls(*map(np.concatenate, zip(empty, *tables, strict=True)))
 
     @property
     def median_gc(self) -> float:
@@ -133,15 +133,15 @@ class HostBackground:
     deviation: tuple[float, ...]  # for each shape statistic, between windows in a host
 
     @classmethod
-    def mean(cls, each: Sequence[HostBackground]) -> HostBackground:
+    def mean(cls, backgrounds: Sequence[HostBackground]) -> HostBackground:
         def mean(values: Sequence[float]) -> float:
             return round(float(np.mean(values)), 4)
 
         return cls(
-            mean([one.gc for one in each]),
-            mean([one.slope for one in each]),
-            tuple(map(mean, zip(*(one.shape for one in each), strict=True))),
-            tuple(map(mean, zip(*(one.deviation for one in each), strict=True))),
+            mean([background.gc for background in backgrounds]),
+            mean([background.slope for background in backgrounds]),
+            tuple(map(mean, zip(*(host.shape for host in backgrounds), strict=True))),
+            tuple(map(mean, zip(*(host.deviation for host in backgrounds), strict=True))),
         )
 
     @classmethod
@@ -194,14 +194,14 @@ class Levels:
 
         The spread measures each host against the mean over the others.
         """
-        apart = np.array(
+        differences = np.array(
             [
                 level[i] - _means(np.delete(gc, i), np.delete(level, i), gc[i : i + 1])[0]
                 for i in range(len(gc))
             ]
         )
         usual = np.round(_means(gc, level, cls._KNOTS), 4)
-        return cls(tuple(usual.tolist()), round(float((apart**2).mean() ** 0.5), 4))
+        return cls(tuple(usual.tolist()), round(float((differences**2).mean() ** 0.5), 4))
 
     def index_at(self, gc: float) -> float:
         return float(np.interp(gc, self._KNOTS, self.usual))

@@ -52,9 +52,9 @@ class WindowScores(NamedTuple):
         return cls(records[owner], start, n_bases, np.full(len(owner), np.nan))
 
     @classmethod
-    def concatenate(cls, each: Iterable[WindowScores]) -> WindowScores:
+    def concatenate(cls, parts: Iterable[WindowScores]) -> WindowScores:
         nothing = cls(_NOTHING, _NOTHING, _NOTHING, np.empty(0))
-        return cls(*map(np.concatenate, zip(nothing, *each, strict=True)))
+        return cls(*map(np.concatenate, zip(nothing, *parts, strict=True)))
 
     def means(self, n_records: int) -> FloatArray:
         """Return each record's mean log-odds over windows, NaN without a known base. (n_records,)
@@ -153,8 +153,8 @@ def _mean_score(sizes: Iterable[SizeScores], n_records: int) -> FloatArray:
 
     All sizes that are read in parts weigh half as much together as all others together.
     """
-    each = [(nets, scores.means(n_records)) for nets, scores, _ in sizes]
-    return _mean_over_sizes(each, n_records)
+    means = [(nets, scores.means(n_records)) for nets, scores, _ in sizes]
+    return _mean_over_sizes(means, n_records)
 
 
 def mean_kinds(sizes: Sequence[SizeScores], n_records: int) -> FloatArray:
@@ -171,14 +171,14 @@ def mean_kinds(sizes: Sequence[SizeScores], n_records: int) -> FloatArray:
 
 
 def _mean_over_sizes(
-    each: Iterable[tuple[PieceNetworks, FloatArray]], n_records: int
+    means_by_size: Iterable[tuple[PieceNetworks, FloatArray]], n_records: int
 ) -> FloatArray:
     total, n_sizes = np.zeros((2, 2, n_records))  # for windows read in one go, and in parts
-    for nets, means in each:
+    for nets, means in means_by_size:
         has_mean = ~np.isnan(means)
-        way = 0 if nets.part is None else 1
-        total[way, has_mean] += means[has_mean]
-        n_sizes[way, has_mean] += 1
+        row = 0 if nets.part is None else 1
+        total[row, has_mean] += means[has_mean]
+        n_sizes[row, has_mean] += 1
     size_weights = np.array([[2.0], [1.0]])  # windows read in one go, and in parts
     weights = size_weights * (n_sizes > 0)
     means = (weights * total / np.maximum(1, n_sizes)).sum(axis=0)
@@ -210,15 +210,18 @@ def _blocks(sequences: Sequence[str], longest: int) -> Iterator[_Block]:
     n_bases = starts[-1]
     for first in range(0, n_bases, piece_bases_at_once):
         end = first + piece_bases_at_once
-        behind = min(n_bases, end + longest)
+        window_end = min(n_bases, end + longest)
         low = bisect_right(starts, first) - 1
-        high = bisect_left(starts, behind)
+        high = bisect_left(starts, window_end)
         last = high - 1
         inner = sequences[low + 1 : high - 1]
         if low == last:
-            text = sequences[low][first - starts[low] : behind - starts[low]]
+            text = sequences[low][first - starts[low] : window_end - starts[low]]
         else:
-            ends = sequences[low][first - starts[low] :], sequences[last][: behind - starts[last]]
+            ends = (
+                sequences[low][first - starts[low] :],
+                sequences[last][: window_end - starts[last]],
+            )
             text = "".join((ends[0], *inner, ends[1]))
         yield _Block(first, end, Windows(encode(text), _NOTHING, _NOTHING))
 
@@ -227,23 +230,23 @@ def _by_size(
     sequences: Sequence[str], lengths: IntArray, pieces: Sequence[PieceNetworks], code: GeneticCode
 ) -> Iterator[SizeScores]:
     """Yield the networks for each size, and the scored windows in the records that they read."""
-    readings = [
+    size_windows = [
         _RecordWindows.from_record(
             nets,
             WindowScores.from_arrays(lengths, np.flatnonzero(nets.reads(lengths)), nets.size),
             _CompleteSequences.from_sequences(
-                lengths, [one for one in pieces if one.part == nets.size]
+                lengths, [larger for larger in pieces if larger.part == nets.size]
             ),
         )
         for nets in pieces
         if nets.part is None and nets.reads(lengths).any()
     ]
     for block in _blocks(sequences, max(nets.size for nets in pieces)):
-        for reading in readings:
+        for reading in size_windows:
             reading.iter_blocks(block, code)
-    for reading in readings:
+    for reading in size_windows:
         yield reading.nets, reading.pieces, reading.kinds
-        yield from reading.wholes.scores()
+        yield from reading.complete.scores()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -255,7 +258,7 @@ class _RecordWindows:
 
     nets: PieceNetworks
     pieces: WindowScores
-    wholes: _CompleteSequences
+    complete: _CompleteSequences
     kinds: FloatArray  # (n, n_kinds) probability of each kind
     chosen: IntArray  # feature columns to keep
     features: Features  # (n, n_chosen)
@@ -265,27 +268,27 @@ class _RecordWindows:
         cls,
         nets: PieceNetworks,
         pieces: WindowScores,
-        wholes: _CompleteSequences,
+        complete: _CompleteSequences,
         chosen: IntArray = _NOTHING,
     ) -> _RecordWindows:
-        room = np.empty((len(pieces.record), len(chosen)), dtype=np.float32)
+        features = np.empty((len(pieces.record), len(chosen)), dtype=np.float32)
         kinds = np.empty((len(pieces.record), nets.nets.n_kinds))
-        return cls(nets, pieces, wholes, kinds, chosen, room)
+        return cls(nets, pieces, complete, kinds, chosen, features)
 
     def iter_blocks(self, block: _Block, code: GeneticCode) -> None:
         """Read the windows that begin in the block, and score complete larger windows."""
         rows = block.rows(self.pieces)
-        some = self.pieces.take(rows)
-        complete_rows = self.wholes.rows(some)
+        batch = self.pieces.take(rows)
+        complete_rows = self.complete.rows(batch)
         call(
             "piece_log_odds",
-            *library_input(block.pieces(some), self.nets.kmers, code),
+            *library_input(block.pieces(batch), self.nets.kmers, code),
             *self.nets.nets.arguments,
-            *(some.log_odds, self.kinds[rows]),
+            *(batch.log_odds, self.kinds[rows]),
             *(self.chosen, len(self.chosen), self.features[rows]),
-            *(complete_rows, self.wholes.total, self.wholes.n_parts),
+            *(complete_rows, self.complete.total, self.complete.n_parts),
         )
-        self.wholes.score(block, code)
+        self.complete.score(block, code)
 
 
 @dataclass(slots=True, eq=False)
@@ -303,16 +306,20 @@ class _CompleteSequences:
 
     @classmethod
     def from_sequences(cls, lengths: IntArray, nets: Sequence[PieceNetworks]) -> _CompleteSequences:
-        each = [
-            WindowScores.from_arrays(lengths, np.flatnonzero(one.reads(lengths)), one.size)
-            for one in nets
+        windows = [
+            WindowScores.from_arrays(
+                lengths, np.flatnonzero(size_nets.reads(lengths)), size_nets.size
+            )
+            for size_nets in nets
         ]
-        pieces = WindowScores.concatenate(each)
+        pieces = WindowScores.concatenate(windows)
         order = np.argsort(pieces.start, kind="stable")
-        reader = np.repeat(np.arange(len(each)), [len(some.start) for some in each])
+        reader = np.repeat(np.arange(len(windows)), [len(scores.start) for scores in windows])
         nothing = np.zeros((0, WindowFeatures.N_FEATURES)), np.zeros(0, dtype=np.int64)
         layout = np.empty((len(order), WindowFeatures.N_LAYOUT))
-        kinds = np.full((len(order), max([0, *(one.nets.n_kinds for one in nets)])), np.nan)
+        kinds = np.full(
+            (len(order), max([0, *(size_nets.nets.n_kinds for size_nets in nets)])), np.nan
+        )
         return cls(nets, pieces.take(order), reader[order], layout, *nothing, kinds)
 
     def rows(self, parts: WindowScores) -> IntArray:
@@ -354,12 +361,12 @@ class _CompleteSequences:
     def _score(self, end: int) -> None:
         """Score the windows before ``end``, which are complete."""
         n = end - self.n_done
-        done = slice(self.n_done, end)
+        finished = slice(self.n_done, end)
         if n <= 0:
             return
-        parts = self.total[:n], self.n_parts[:n], self.layout[done]
+        parts = self.total[:n], self.n_parts[:n], self.layout[finished]
         for number, nets in enumerate(self.nets):
-            chosen = np.flatnonzero((self.reader[done] == number) & (self.n_parts[:n] > 0))
+            chosen = np.flatnonzero((self.reader[finished] == number) & (self.n_parts[:n] > 0))
             log_odds = np.empty(len(chosen))
             kinds = np.empty((len(chosen), nets.nets.n_kinds))
             arguments = nets.nets.arguments
@@ -377,8 +384,8 @@ def score_proteins(sequences: Iterable[str], scorer: Scorer) -> FloatArray:
     nets = scorer.proteins
     assert nets is not None, "a scorer without nets for proteins scores none"
     scores = [np.empty(0)]
-    for some in _batches(sequences, residues_at_once):
-        proteins = Proteins.from_sequences(some)
+    for batch in _batches(sequences, residues_at_once):
+        proteins = Proteins.from_sequences(batch)
         log_odds = calibrate(nets.knots, nets.log_odds(proteins), proteins.lengths)
         log_odds[proteins.count_known_residues == 0] = np.nan
         scores.append(log_odds)

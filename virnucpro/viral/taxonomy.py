@@ -180,8 +180,8 @@ class GroupPredictor:
         blocks = [np.empty((0, len(KINDS)))]
         for first in range(0, len(sequences), sequences_at_once):
             block = slice(first, first + sequences_at_once)
-            some = sequences.select(sequences.starts[block], sequences.lengths[block])
-            blocks.append(self.network.probabilities(group_features(some, code), some.lengths))
+            batch = sequences.select(sequences.starts[block], sequences.lengths[block])
+            blocks.append(self.network.probabilities(group_features(batch, code), batch.lengths))
         probabilities = np.concatenate(blocks)
         best = probabilities.max(axis=1).tolist()
         kinds = probabilities.argmax(axis=1).tolist()
@@ -225,15 +225,15 @@ def topologies(
     lengths = sequences.lengths[chosen]
     direct, inverted = np.empty((2, len(chosen)), dtype=np.int64)
     call("terminal_repeats", sequences.digits, starts, lengths, len(chosen), direct, inverted)
-    found: list[tuple[Topology | Literal[""], int]] = [("", 0)] * len(sequences)
+    topologies: list[tuple[Topology | Literal[""], int]] = [("", 0)] * len(sequences)
     for index, n_direct, n_inverted in zip(chosen, direct.tolist(), inverted.tolist(), strict=True):
         if are_circles[index]:
-            found[index] = "circular", n_direct
+            topologies[index] = "circular", n_direct
         elif n_direct:
-            found[index] = "DTR", n_direct
+            topologies[index] = "DTR", n_direct
         else:
-            found[index] = ("ITR", n_inverted) if n_inverted else ("linear", 0)
-    return found
+            topologies[index] = ("ITR", n_inverted) if n_inverted else ("linear", 0)
+    return topologies
 
 
 @cache
@@ -253,16 +253,18 @@ def load_groups(path: Path) -> GroupPredictor:
         UnavailableError: the file is missing, damaged, or in another format.
     """
     try:
-        _, facts, tensors = load_tensors(path)
-        if facts["format"] != FORMAT or facts["kinds"] != list(KINDS):
-            raise ValueError(f"its format is {facts['format']}, with the kinds {facts['kinds']}")
+        _, metadata, tensors = load_tensors(path)
+        if metadata["format"] != FORMAT or metadata["kinds"] != list(KINDS):
+            raise ValueError(
+                f"its format is {metadata['format']}, with the kinds {metadata['kinds']}"
+            )
         hidden, output = (
             (tensors[f"kind.{i}.weight"], tensors[f"kind.{i}.bias"]) for i in range(2)
         )
-        slopes = tuple((n_bases, slope) for n_bases, slope in facts["slopes"])
+        slopes = tuple((n_bases, slope) for n_bases, slope in metadata["slopes"])
         return GroupPredictor(
             GroupNetwork(tensors["kind.mean"], tensors["kind.deviation"], hidden, output, slopes),
-            tuple((min_kmers, value) for min_kmers, value in facts["certainties"]),
+            tuple((min_kmers, value) for min_kmers, value in metadata["certainties"]),
         )
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(

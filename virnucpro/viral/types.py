@@ -194,7 +194,8 @@ class FrameScores(NamedTuple):
     def from_predictions(cls, predictions: Iterable[Sequence[Prediction]]) -> FrameScores:
         """Build columns from the predictions for each record."""
         scored_frames = [
-            [one for one in each if one.virus_score is not None] for each in predictions
+            [frame for frame in frames_of_record if frame.virus_score is not None]
+            for frames_of_record in predictions
         ]
         frames = list(chain.from_iterable(scored_frames))
         return cls(
@@ -276,16 +277,16 @@ class CalledRecords:
     region_suffixes: dict[tuple[int, str], str] = field(default_factory=dict)
 
     @classmethod
-    def concatenate(cls, each: Sequence[CalledRecords]) -> CalledRecords:
+    def concatenate(cls, parts: Sequence[CalledRecords]) -> CalledRecords:
         """Concatenate the results for neighbouring records."""
-        firsts = accumulate((len(one.records.ids) for one in each), initial=0)
-        placed = list(zip(firsts, each, strict=False))
+        firsts = accumulate((len(part.records.ids) for part in parts), initial=0)
+        numbered = list(zip(firsts, parts, strict=False))
         return cls(
-            Records.concatenate([one.records for one in each]),
-            Calls._make(concatenate_columns(one.calls for one in each)),
-            FrameScores._make(concatenate_columns(one.frames for one in each)),
-            {n + i: of for n, one in placed for i, of in one.regions.items()},
-            {n + i: of for n, one in placed for i, of in one.embedded.items()},
+            Records.concatenate([part.records for part in parts]),
+            Calls._make(concatenate_columns(part.calls for part in parts)),
+            FrameScores._make(concatenate_columns(part.frames for part in parts)),
+            {first + i: regions for first, part in numbered for i, regions in part.regions.items()},
+            {first + i: frames for first, part in numbered for i, frames in part.embedded.items()},
         )
 
     @property
@@ -318,8 +319,8 @@ class CalledRecords:
             return self
         rows = slice(first, end)
         indices = range(first, end)
-        regions = {i - first: of for i, of in self.regions.items() if i in indices}
-        embedded = {i - first: of for i, of in self.embedded.items() if i in indices}
+        regions = {i - first: regions for i, regions in self.regions.items() if i in indices}
+        embedded = {i - first: frames for i, frames in self.embedded.items() if i in indices}
         columns = (
             self.records.slice_rows(rows),
             self.calls.slice_rows(rows),
