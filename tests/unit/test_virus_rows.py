@@ -103,8 +103,8 @@ def test_gene_map_draws_each_strand(tmp_path, helpers):
     forward, reverse, last, first = drawn.arrows  # the gene over the origin has two parts
     assert forward.path == "M100.0 4H392.0L400.0 10L392.0 16H100.0z"
     assert reverse.path == "M600.0 20H508.0L500.0 26L508.0 32H600.0z"
-    assert (forward.look, reverse.look) == ("gene-virus", "gene-cell")
-    assert last.look == first.look == "gene-short gene-known"
+    assert (forward.css_class, reverse.css_class) == ("gene-virus", "gene-cell")
+    assert last.css_class == first.css_class == "gene-short gene-known"
     assert last.path.startswith("M900.0 4") and first.path.startswith("M0.0 4")
     assert "v_1: 101-400 (+), log-odds 2.50, 0 k-mers" in forward.text
 

@@ -47,14 +47,14 @@ def _sample_rows(
     samples: dict[tuple[str, str], list[InputFile]] = {}  # mates share a row
     for file in (*_list_input_files(output_dir, counts_by_sample), *output_dir.refused):
         samples.setdefault((file.sample, file.error), []).append(file)
-    halves = {
+    half_read = {
         file.sample for file in output_dir.refused if file.mate
     }  # an unreadable mate's sample
     for (sample, error), files in samples.items():
         counts = RecordCounts() if error else counts_by_sample.get(sample, RecordCounts())
-        status = "unreadable" if error else _sample_status(counts, is_half=sample in halves)
-        in_order = sorted(files, key=attrgetter("mate"))
-        path = "; ".join(escape_markup(file.name or file.path) for file in in_order)
+        status = "unreadable" if error else _sample_status(counts, is_half=sample in half_read)
+        mate_order = sorted(files, key=attrgetter("mate"))
+        path = "; ".join(escape_markup(file.name or file.path) for file in mate_order)
         yield _SampleRow(sample, status, counts, path, escape_markup(error))
 
 

@@ -611,8 +611,8 @@ def find_invalid(record: FastaRecord, input_type: InputType) -> str:
         return "the record is empty"
     if matches_type(record.sequence, input_type):
         return ""
-    strange = set(record.sequence) - set(_sequence_letters(input_type).decode())
-    first = min(strange, key=record.sequence.index)
+    invalid_letters = set(record.sequence) - set(_sequence_letters(input_type).decode())
+    first = min(invalid_letters, key=record.sequence.index)
     shown = MASK_TEXT if first == MASK_LETTER else first
     return f"{shown!a} at position {record.sequence.index(first) + 1} is not a {input_type} letter"
 

@@ -271,17 +271,17 @@ class InputScan:
 
     def warn_of_type(self, inputs: Sequence[InputFile], input_type: InputType) -> None:
         """Warn about files that do not look like the user's input type."""
-        strange = []
+        mismatched = []
         for file in inputs:
             with suppress(InputError, InputMissingError):  # reported when the file is read
                 if self._guess_type(file) not in (None, input_type):
-                    strange.append(file.display_name)
-        if strange:
-            n_more = len(strange) - 1
+                    mismatched.append(file.display_name)
+        if mismatched:
+            n_more = len(mismatched) - 1
             more = f" and {format_count(n_more, 'other file')}" if n_more else ""
             LOGGER.warning(
                 "%s%s: read as %ss, but the letters do not look like %ss%s",
-                strange[0],
+                mismatched[0],
                 more,
                 input_type,
                 input_type,

@@ -25,7 +25,7 @@ def find_inputs(
         OutputError, StorageError: a file cannot be copied.
     """
     inputs: dict[str, InputFile] = {}
-    inside = os.path.join(run_folder.resolve(), "")  # noqa: PTH118 - the start of paths in it
+    folder_prefix = os.path.join(run_folder.resolve(), "")  # noqa: PTH118 - the start of paths in it
     for path in paths:
         files = InputFile.complete(path)
         if path.is_dir():
@@ -44,18 +44,18 @@ def find_inputs(
                         "name it once: {input} takes files, folders and sample sheets"
                     ),
                 )
-            inputs[file.path] = _spool_stream(file, inside, copies)
+            inputs[file.path] = _spool_stream(file, folder_prefix, copies)
     return list(inputs.values())
 
 
-def _spool_stream(file: InputFile, inside: str, copies: Path) -> InputFile:
+def _spool_stream(file: InputFile, folder_prefix: str, copies: Path) -> InputFile:
     """Return the file itself, or a copy if it can be read only once.
 
-    ``inside`` is the start of every path in the run folder.
+    ``folder_prefix`` is the start of every path in the run folder.
     """
     is_file = os.path.isfile(file.path)  # noqa: PTH113 - of many files
     is_plain = is_file or not (file.path == str(STDIN) or Path(file.path).exists())
-    if is_plain and not file.path.startswith(inside):
+    if is_plain and not file.path.startswith(folder_prefix):
         return file
     from virnucpro.sequences.input_copies import copy_input
 

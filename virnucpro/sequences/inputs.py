@@ -219,19 +219,19 @@ class InputFile:
                 yield block.with_mate(self.mate) if self.mate else block
             self.check_open(handle)
 
-    def spans(self, least: int) -> tuple[list[Span], int]:
+    def spans(self, min_bytes: int) -> tuple[list[Span], int]:
         """Split the file by its content, as ``find_spans`` does, unless it is small.
 
         A file with numbered ids is not split, because a number depends on all earlier records.
         """
         is_measured = self.n_text_bytes > 0 or not self.path.lower().endswith(PACKED)
         n_text_bytes = self.n_text_bytes or self.n_bytes
-        if is_measured and n_text_bytes <= least:
+        if is_measured and n_text_bytes <= min_bytes:
             return [WHOLE], n_text_bytes
         from virnucpro.sequences.spans import find_spans  # only for files that are worth it
 
         self.check_unchanged()
-        spans, n_bytes = find_spans(Path(self.path), self.name, least)
+        spans, n_bytes = find_spans(Path(self.path), self.name, min_bytes)
         return [WHOLE] if self.n_renamed else spans, n_bytes
 
     @staticmethod
@@ -309,26 +309,28 @@ def _named(path: Path, real_folders: dict[str, str], sample: str = "", mate: int
 
     ``real_folders`` gets the folder without links, which many files share.
     """
-    own = os.path.abspath(path)  # noqa: PTH100 - keeps the links that the user named
-    if not os.path.isfile(own) and os.path.exists(own):  # noqa: PTH110, PTH113 - of many files
-        return InputFile(own, sample=sample, mate=mate)  # a pipe may have no other name
-    folder, name = os.path.split(own)
+    full_path = os.path.abspath(path)  # noqa: PTH100 - keeps the links that the user named
+    if not os.path.isfile(full_path) and os.path.exists(full_path):  # noqa: PTH110, PTH113 - of many files
+        return InputFile(full_path, sample=sample, mate=mate)  # a pipe may have no other name
+    folder, name = os.path.split(full_path)
     if folder not in real_folders:
         real_folders[folder] = os.path.realpath(folder)
     real = os.path.join(real_folders[folder], name)  # noqa: PTH118 - of many files
-    if os.path.islink(own):  # noqa: PTH114 - of many files
-        real = os.path.realpath(own)  # ``resolve`` raises if links form a circle
-    return InputFile(real, name="" if real == own else printable(own), sample=sample, mate=mate)
+    if os.path.islink(full_path):  # noqa: PTH114 - of many files
+        real = os.path.realpath(full_path)  # ``resolve`` raises if links form a circle
+    return InputFile(
+        real, name="" if real == full_path else printable(full_path), sample=sample, mate=mate
+    )
 
 
-def list_inputs(names: Sequence[str], most: int) -> str:
+def list_inputs(names: Sequence[str], max_names: int) -> str:
     """List the first names, and how many more there are.
 
     >>> list_inputs(["a", "b", "c"], 2)
     'a, b + 1 more'
     """
-    more = f" + {len(names) - most:,} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
+    more = f" + {len(names) - max_names:,} more" if len(names) > max_names else ""
+    return f"{', '.join(names[:max_names])}{more}"
 
 
 def is_sheet(path: Path) -> bool:

@@ -26,8 +26,8 @@ from virnucpro.sequences.record_text import (
 )
 
 
-def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
-    """Split a file into spans of complete records, each at least ``least`` bytes long.
+def find_spans(path: Path, name: str, min_bytes: int) -> tuple[list[Span], int]:
+    """Split a file into spans of complete records, each at least ``min_bytes`` bytes long.
 
     Sizes are in uncompressed bytes. An interleaved file is not split, because its ids depend on
     earlier records. Nor is a file with old Mac line ends (CR), because the splitter counts line
@@ -50,7 +50,7 @@ def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
         while block := handle.read(record_text.READ_BYTES):
             data = last + block
             while offset := _find_record(
-                data, spans[-1].start + least - start, n_lines - n_blank if kind else None
+                data, spans[-1].start + min_bytes - start, n_lines - n_blank if kind else None
             ):
                 spans[-1] = spans[-1]._replace(end=start + offset)
                 spans.append(Span(start + offset, None, n_lines + data.count(b"\n", 0, offset)))
@@ -66,8 +66,10 @@ def _find_record(data: bytes, first: int, n_lines: int | None) -> int:
 
     In FASTQ, ``n_lines`` lines of reads precede the data.
     """
-    behind = max(0, first - 1)
-    start = next_header(data, behind) if n_lines is None else data.find(b"\n", behind) + 1
+    before_first = max(0, first - 1)
+    start = (
+        next_header(data, before_first) if n_lines is None else data.find(b"\n", before_first) + 1
+    )
     if n_lines is not None:
         n_lines += data.count(b"\n", 0, start)
         while start and n_lines % LINES_PER_READ:

@@ -419,7 +419,7 @@ def _histogram(name: str, scores: Mapping[str, Any]) -> Chart:
         "samples",
         series,
         x_range=(0.0, 1.0),
-        look=("line s0", "line s1", "cut"),
+        css_classes=("line s0", "line s1", "cut"),
     )
 
 

@@ -119,10 +119,10 @@ class RecordRows(NamedTuple):
     @classmethod
     def concatenate(cls, blocks: Iterable[tuple[RecordRows, int]]) -> RecordRows:
         """Join rows from several blocks. Each block comes with the row count before it."""
-        moved = [
+        shifted = [
             rows._replace(table_indices=rows.table_indices + n_before) for rows, n_before in blocks
         ]
-        columns: Iterable[Any] = zip(*(moved or [cls.empty()]), strict=True)
+        columns: Iterable[Any] = zip(*(shifted or [cls.empty()]), strict=True)
         return cls._make(map(np.concatenate, columns))
 
     def best(self, max_rows: int) -> RecordRows:
@@ -227,8 +227,8 @@ class RunCounts:
         """Add the next block's counts."""
         max_notes = 1_000  # different notes to count
         self.blocks.append((span, other.n_records, other.n_records - other.n_viral))
-        moved = other.viral + np.array([[self.n_records], [0], [0]])
-        self.viral = np.concatenate([self.viral, moved], axis=1)
+        shifted = other.viral + np.array([[self.n_records], [0], [0]])
+        self.viral = np.concatenate([self.viral, shifted], axis=1)
         if self.viral.shape[1] > 2 * self.MAX_ROWS:
             self.viral = self.viral[:, _best(self.viral, self.MAX_ROWS)]
         for name in ("n_records", "n_letters", "n_letters_viral", "n_viral"):
@@ -319,8 +319,8 @@ def _score_bin(scores: FloatArray) -> NDArray[np.int64]:
 def bounded_log_odds(scores: FloatArray) -> FloatArray:
     """Return log(p / (1 - p)), clipped to the limits of ``ScoreGrid``. (n,) -> (n,)"""
     limit = ScoreGrid.MAX_LOG_ODDS
-    inside = np.clip(scores, 1e-9, 1 - 1e-9)
-    return np.clip(np.log(inside / (1 - inside)), -limit, limit)
+    clipped = np.clip(scores, 1e-9, 1 - 1e-9)
+    return np.clip(np.log(clipped / (1 - clipped)), -limit, limit)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,7 +22,7 @@ _Tick = tuple[float, str]  # coordinate and label
 class ChartPath(NamedTuple):
     """A path in the drawing."""
 
-    look: str  # style sheet classes
+    css_class: str
     path: str
     label: str = ""  # in the legend
 
@@ -66,7 +66,7 @@ class Chart:
     x_range: tuple[float, float] | None = None
     diagonal: bool = False
     is_stepped: bool = False
-    look: Sequence[str] = ()  # classes that replace the default ones
+    css_classes: Sequence[str] = ()  # one per series, instead of the default ones
 
     def drawn(self) -> Drawing:
         xs = [x for _, series_x, _ in self.series for x in series_x]
@@ -95,8 +95,8 @@ class Chart:
                 for x, y in zip(series_x, series_y, strict=True)
             ]
             points = list(_stepped(points)) if self.is_stepped else points
-            look = self.look[i] if self.look else f"line s{i % 7}"
-            yield ChartPath(look, line_path(points), label)
+            css_class = self.css_classes[i] if self.css_classes else f"line s{i % 7}"
+            yield ChartPath(css_class, line_path(points), label)
 
     def as_data(self) -> dict[str, object]:
         """Return the values, which the page shows at the cursor."""

@@ -194,11 +194,11 @@ def _evidence_maps(listed: Sequence[ListedRecord], path: Path) -> Iterator[dict[
     ends = accumulate(count_bins(record.length) for record in listed)
     drawn = [record for record, end in zip(listed, ends, strict=True) if end <= max_page_bins]
     drawn = drawn[:max_tracks]
-    nothing = np.full(1, np.nan)
+    no_values = np.full(1, np.nan)
     lengths = {record.run_id: record.length for record in drawn}
     tracks = read_tracks(path, lengths)
     for record in drawn:
-        posterior, log_odds = tracks.get(record.run_id, (nothing, nothing))
+        posterior, log_odds = tracks.get(record.run_id, (no_values, no_values))
         yield {
             "record": printable(record.record),
             "file": printable(record.file),

@@ -76,7 +76,9 @@ def _dots(rows: RecordRows, x_at: Place, y_at: Place) -> list[ChartPath]:
             y = y_at(_odds(score))
             paths["viral" if is_viral else "other"] += f"M{x:.1f} {y:.1f}h0"
     labels = {"other": "other", "viral": "virus"}
-    return [ChartPath(f"dot {look}", path, labels[look]) for look, path in paths.items()]
+    return [
+        ChartPath(f"dot {css_class}", path, labels[css_class]) for css_class, path in paths.items()
+    ]
 
 
 def _shades(
@@ -85,13 +87,15 @@ def _shades(
     """Draw cells by length and score. The more records, the darker."""
     layers = []
     n_shades = 5  # of cells with records
-    for call, (look, label) in enumerate((("other", "other"), ("viral", "virus"))):
+    for call, (css_class, label) in enumerate((("other", "other"), ("viral", "virus"))):
         cells = density[first:last, :, call]
         shades = np.ceil(n_shades * np.log1p(cells) / np.log1p(max(1, int(cells.max()))))
         for shade in range(1, n_shades + 1):
             shaded = np.argwhere(shades == shade)
             path = "".join(_cell(x_at, y_at, first + int(i), int(j)) for i, j in shaded)
-            layers.append(ChartPath(f"{look} d{shade}", path, label if shade == n_shades else ""))
+            layers.append(
+                ChartPath(f"{css_class} d{shade}", path, label if shade == n_shades else "")
+            )
     return layers
 
 
@@ -117,8 +121,8 @@ def _within(
     """
     log_lengths = np.log2([n for n, _ in cut])
     values = bounded_log_odds(np.array([score for _, score in cut]))
-    inside = [math.log2(n) for n, _ in cut if low < n < high]
-    xs = [math.log2(low), *inside, math.log2(high)]
+    inner = [math.log2(n) for n, _ in cut if low < n < high]
+    xs = [math.log2(low), *inner, math.log2(high)]
     return list(zip(xs, np.interp(xs, log_lengths, values).tolist(), strict=True))
 
 

@@ -55,7 +55,7 @@ class GeneArrow(NamedTuple):
     """A gene in a map: its shape, its style class, and its description."""
 
     path: str
-    look: str
+    css_class: str
     text: str
 
 
@@ -184,11 +184,11 @@ def _sample_bar(sample: str, counts: Counter[str], legend: Sequence[tuple[str, s
     n_others = sum(n for name, n in counts.items() if name not in shown)
     parts = []
     start = 0.0
-    for look, name in legend:
+    for css_class, name in legend:
         n = n_others if name == "other classes" else counts[name]
         if n:
             width = bar_width * n / total
-            parts.append((look, start, width, f"{name}: {n:,}"))
+            parts.append((css_class, start, width, f"{name}: {n:,}"))
             start += width
     return SampleBar(sample, total, parts)
 
@@ -249,11 +249,11 @@ def _gene_map(virus: ListedVirus, genes: Sequence[_GeneRow]) -> GeneMap:
 
 def _arrows(length: int, gene: _GeneRow) -> Iterator[GeneArrow]:
     """Yield one arrow, or two for a gene that crosses the origin of a circle."""
-    look = "gene-cell" if gene.log_odds < 0 else "gene-virus"
+    css_class = "gene-cell" if gene.log_odds < 0 else "gene-virus"
     if np.isnan(gene.log_odds):
-        look = "gene-short"
+        css_class = "gene-short"
     if gene.n_known_kmers:
-        look += " gene-known"
+        css_class += " gene-known"
     odds = "" if np.isnan(gene.log_odds) else f", log-odds {gene.log_odds:.2f}"
     family = f", {gene.family}" if gene.family else ""
     text = (
@@ -264,7 +264,7 @@ def _arrows(length: int, gene: _GeneRow) -> Iterator[GeneArrow]:
     if gene.start > gene.end:
         parts = [(gene.start, length), (1, gene.end)]
     for start, end in parts:
-        yield GeneArrow(_arrow_path(length, start, end, gene.strand), look, text)
+        yield GeneArrow(_arrow_path(length, start, end, gene.strand), css_class, text)
 
 
 def _arrow_path(length: int, start: int, end: int, strand: str) -> str:

@@ -116,7 +116,7 @@ def _best_viruses(run: RunFiles, files: _VirusFiles) -> list[ListedVirus]:
     ):
         group, family = files.identities.get((file, record), ("", ""))
         (evidence,) = files.evidences.get((file, record), ("",))
-        whole = ListedVirus(
+        virus = ListedVirus(
             record=record,
             file=file,
             extent="whole",
@@ -128,9 +128,9 @@ def _best_viruses(run: RunFiles, files: _VirusFiles) -> list[ListedVirus]:
             family=family,
             note=note,
         )
-        viruses.append(whole)
-    both = [*viruses, *files.proviruses]
-    return sorted(both, key=attrgetter("score"), reverse=True)[:_N_TOP]
+        viruses.append(virus)
+    best = [*viruses, *files.proviruses]
+    return sorted(best, key=attrgetter("score"), reverse=True)[:_N_TOP]
 
 
 def _length_rows(run: RunFiles) -> list[tuple[object, ...]]:
