@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from virnucpro.core.atomic_io import read_json
 from virnucpro.core.errors import VirnucproError
@@ -17,7 +17,6 @@ from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import check_counts
 
 INITIAL_BIN_SECONDS = 1.0
-MAX_BINS = 240  # with more, neighbours are merged, which doubles the bin width
 
 
 @dataclass(slots=True, eq=False)
@@ -29,9 +28,11 @@ class DeviceSeries:
     tokens: list[int] = field(default_factory=list)  # embedded per bin
     memory: list[int] = field(default_factory=list)  # maximum bytes used per bin
 
+    max_bins: ClassVar = 240  # with more, neighbours are merged, which doubles the bin width
+
     def __post_init__(self) -> None:
         check_counts(self.n_shards, *self.tokens, *self.memory)
-        if len(self.tokens) != len(self.memory) or len(self.tokens) > MAX_BINS:
+        if len(self.tokens) != len(self.memory) or len(self.tokens) > self.max_bins:
             raise ValueError("a device has tokens in other bins than memory")
         if not isinstance(self.description, str):
             raise TypeError("a device is described in words")

@@ -51,8 +51,6 @@ from virnucpro.core.types import Shard
 from virnucpro.engine.base import Executor, Resources, StreamingExecutor, WorkerConfig
 from virnucpro.engine.device_faults import DeviceFault, find_device_fault
 from virnucpro.engine.retry_policy import (
-    MAX_DEVICE_ERRORS,
-    MAX_IN_FLIGHT,
     Attempt,
     WorkerFailure,
     WorkerState,
@@ -281,7 +279,7 @@ class ProcessExecutor(StreamingExecutor):
     def blame_devices(self, errors: Mapping[str, str], healthy: str) -> Iterator[WorkerEvent]:
         """Count an error of each device that failed on sequences which another one embedded."""
         for worker in [one for one in self.workers if one.device in errors.keys() - {healthy}]:
-            if worker.state.n_device_errors + 1 < MAX_DEVICE_ERRORS:
+            if worker.state.n_device_errors + 1 < WorkerState.max_device_errors:
                 worker.state.n_device_errors += 1
                 continue
             reason = errors[worker.device]
@@ -299,7 +297,7 @@ class ProcessExecutor(StreamingExecutor):
         starting. Idle workers get shards without waiting for them.
         """
         n_starting = sum(not worker.state.is_ready for worker in self.workers)
-        for n_attempts in range(1, MAX_IN_FLIGHT + 1):
+        for n_attempts in range(1, WorkerState.max_in_flight + 1):
             n_reserved = n_starting if n_attempts > 1 else 0
             for worker in self.workers:
                 if len(self.pending) > n_reserved and worker.state.has_room(n_attempts):

@@ -44,7 +44,7 @@ from virnucpro.core.types import Shard
 from virnucpro.core.yaml_config import read_config
 from virnucpro.engine.base import Executor, Resources, WorkerConfig
 from virnucpro.engine.event_log import read_events
-from virnucpro.engine.retry_policy import MAX_FAILURES_IDLE
+from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.work_options import WorkOptions
 from virnucpro.store.run_dir import OutputNames, RunDir
 from virnucpro.store.run_lock import tags_in
@@ -212,7 +212,7 @@ def _count_remaining(
         return None
     reason = f"a part was lost: {type(error).__name__}: {printable(error)}"
     remaining = _ParslTask(tuple(pending), part.n_losses + 1)
-    is_final = remaining.n_losses >= MAX_FAILURES_IDLE
+    is_final = remaining.n_losses >= Attempt.max_failures_idle
     yield WorkerLost("parsl", reason, is_final=is_final, has_device=False)
     if not is_final:
         return remaining

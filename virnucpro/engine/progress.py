@@ -35,12 +35,7 @@ from virnucpro.core.events import (
 )
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Shard
-from virnucpro.engine.device_timeline import (
-    INITIAL_BIN_SECONDS,
-    MAX_BINS,
-    DeviceSeries,
-    DeviceTimeline,
-)
+from virnucpro.engine.device_timeline import INITIAL_BIN_SECONDS, DeviceSeries, DeviceTimeline
 from virnucpro.models.token_estimate import estimate_tokens
 from virnucpro.store.plan import count_done
 
@@ -222,7 +217,7 @@ class EmbeddingProgress:
         return self.devices[worker]
 
     def _add_work(self, device: DeviceProgress, n_tokens: int, memory: Memory) -> None:
-        while self.seconds >= MAX_BINS * self.seconds_per_bin:
+        while self.seconds >= DeviceSeries.max_bins * self.seconds_per_bin:
             self.seconds_per_bin *= 2
             for other in self.devices.values():
                 other.series.join_bins()

@@ -8,20 +8,20 @@ responding, ``WorkerState.handle_failure`` decides about its attempts:
     killed again, or crashed         treat the ORFs in flight as suspects, and run them one by one
     crashed while a suspect ran      mark the suspect as failed, and deliver the rest of its shard
     killed twice while a suspect ran the same
-    nothing was in flight            retry the shard, MAX_FAILURES_IDLE times in all
+    nothing was in flight            retry the shard, ``Attempt.max_failures_idle`` times
     an error of the device           retry the shard as it was, and blame no row
 
 So a sequence is skipped after two crashes or four kills. On a GPU it is then tried on another
 device, if there is one, and fails only if it fails there too. The same holds for a sequence that
 raises an error or has no finite vector. A device is taken out of the run after
-MAX_DEVICE_ERRORS errors of its own.
+``WorkerState.max_device_errors`` errors of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from virnucpro.core.events import (
     BatchDone,
@@ -36,10 +36,6 @@ from virnucpro.core.events import (
 )
 from virnucpro.core.types import Shard
 from virnucpro.engine.device_faults import DeviceFault
-
-MAX_IN_FLIGHT = 4  # the same for small shards, which together have fewer residues than ...
-MAX_FAILURES_IDLE = 4  # workers a shard may kill while no batch is in flight
-MAX_DEVICE_ERRORS = 2  # of one device in a run; batches that are done in between do not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +54,8 @@ class Attempt:
     returned_by: Mapping[str, str] = field(default_factory=dict)  # device -> error of its rows
     avoided: frozenset[str] = frozenset()  # devices that run it only if there is no other
     has_other_device: bool = False  # which tries the rows that fail for the first time
+
+    max_failures_idle: ClassVar = 4  # workers a shard may kill while no batch is in flight
 
     def is_retried_elsewhere(self, row: int) -> bool:
         """Return True if another device tries a row that fails on this one."""
@@ -115,6 +113,10 @@ class WorkerState:
     rows: dict[int, set[int]] = field(default_factory=dict)  # rows in flight, by shard index
     batch_seconds: float = 0.0  # time limit of the last batch in flight
     ended: Attempt | None = None  # the last one that ended, or that was returned
+
+    max_in_flight: ClassVar = 4  # attempts, if their shards are small: see ``has_room``
+    # of one device in a run; batches that are done in between do not count
+    max_device_errors: ClassVar = 2
 
     def on_event(self, event: WorkerEvent) -> None:
         """Track an event of the worker."""
@@ -226,7 +228,7 @@ class WorkerState:
         max_failures = 100  # the same, including failures caused by a single ORF
         if loss.cause == "device":
             self.n_device_errors = max(0, self.n_device_errors + 1 - n_cleared)
-            return not self.is_ready or self.n_device_errors >= MAX_DEVICE_ERRORS
+            return not self.is_ready or self.n_device_errors >= self.max_device_errors
         # after two consecutive timeouts, a third worker would only take as long again
         is_hopeless = loss.cause == "raised" or (loss.cause == "silent" and self.n_failures)
         self.n_failures += 1
@@ -265,7 +267,7 @@ def next_attempt(
     retry = replace(attempt, n_failures=attempt.n_failures + 1)
     if not rows:
         retry = replace(retry, n_failures_idle=attempt.n_failures_idle + 1)
-        return retry if retry.n_failures_idle < MAX_FAILURES_IDLE else None
+        return retry if retry.n_failures_idle < Attempt.max_failures_idle else None
     if retry.n_failures == 1 and not loss.is_crash:
         return retry
     if not rows <= attempt.suspects:
