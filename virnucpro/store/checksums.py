@@ -25,9 +25,7 @@ from virnucpro.core.option_text import with_options
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.store.feature_file import verify
 from virnucpro.store.feature_store import (
-    LOOKUP,
-    PARTS,
-    VECTOR_INDEX,
+    FeatureStore,
     index_path,
     is_export,
     is_feature_file,
@@ -108,7 +106,11 @@ class Outputs:
         names = self.rundir.owned_names
         paths = [self.rundir.report, *map(self.rundir.output, names.run)]
         for folder in self.rundir.feature_folders():
-            names_here = (PARTS, VECTOR_INDEX, LOOKUP)
+            names_here = (
+                FeatureStore.parts_name,
+                FeatureStore.vector_index_name,
+                FeatureStore.lookup_name,
+            )
             paths += [index_path(folder), *(folder / name for name in names_here)]
             for path in sorted(folder.glob("*.*")):
                 if is_feature_file(path.name) or is_export(path):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,10 +53,6 @@ _COPIES = "_copies"  # ends the stem of a file with copies
 _FILE = rf"({SHARD_NAME})({_COPIES})?\.h5"
 _EXPORT = rf"{SHARD_NAME}(?:{_COPIES})?\.(?:npz|pt|parquet)"
 _FOLDER = r"\w+-[0-9a-f]{16}"
-# names of a store's file list, index of vectors, and lookup table
-PARTS = "parts.json"
-VECTOR_INDEX = "index.parquet"
-LOOKUP = "lookup.npy"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +63,11 @@ class FeatureStore(ShardStore):
     folder: Path
     encoder: EncoderSpec
     fingerprint: str  # hash of the recipe
+
+    # names of the file list, the index of vectors, and the lookup table
+    parts_name: ClassVar = "parts.json"
+    vector_index_name: ClassVar = "index.parquet"
+    lookup_name: ClassVar = "lookup.npy"
 
     def path(self, shard: Shard, copies: int = 0) -> Path:
         """Return the file of a shard, or with ``copies=1``, the file of its copies."""
@@ -88,17 +89,17 @@ class FeatureStore(ShardStore):
     @property
     def parts(self) -> Path:
         """Return the path of a finished run's file list."""
-        return self.folder / PARTS
+        return self.folder / self.parts_name
 
     @property
     def vector_index(self) -> Path:
         """Return the path of a finished run's index of vectors."""
-        return self.folder / VECTOR_INDEX
+        return self.folder / self.vector_index_name
 
     @property
     def lookup(self) -> Path:
         """Return the path of the lookup table from ids to positions in the index."""
-        return self.folder / LOOKUP
+        return self.folder / self.lookup_name
 
     def attributes(self, shard: Shard, copies: int = 0) -> Attributes:
         """Return the attributes of a shard's file, as selected in ``path``."""
