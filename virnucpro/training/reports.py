@@ -36,7 +36,6 @@ from virnucpro.viral.head import Head
 
 _Table = list[dict[str, str]]
 CARD_FILE = "README.md"  # next to the head
-EVALUATION = "evaluation.json"
 # Figures for all samples (without a score: lowest), and the ends of their interval.
 OVERALL_MEASURES = ("no_orf_as_0", "no_orf_as_0_low", "no_orf_as_0_high")
 _MEASURES = {

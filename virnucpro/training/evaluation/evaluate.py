@@ -61,7 +61,6 @@ from virnucpro.training.labelled_data import (
 from virnucpro.training.options import EvaluateOptions
 from virnucpro.training.provirus import evaluate_regions
 from virnucpro.training.reports import (
-    EVALUATION,
     OVERALL_MEASURES,
     add_evaluation,
     find_card,
@@ -677,7 +676,7 @@ def write_report(folder: Path, figures: Figures) -> None:
     rows = [_columns(row) for row in figures["rows"]]
     write_figures(folder / "evaluation.tsv", list(rows[0]), rows, ".6f")
     SafeDir(folder).write_file(
-        folder / EVALUATION, json.dumps(figures, indent=1, allow_nan=False) + "\n"
+        folder / "evaluation.json", json.dumps(figures, indent=1, allow_nan=False) + "\n"
     )
 
 
