@@ -80,7 +80,6 @@ from virnucpro.workflows.resolve_predict import resolve_predict
 Figures = dict[str, Any]  # for JSON: rounded; None: not defined
 _RUN = "run"  # run folder for the fragments
 _WHOLE = "whole"  # length of a complete record
-# Model -> digests of training records, digests of training groups, and sampled training k-mers.
 _CHANGED_FOLDER = "the run folder was changed by another program: start again with --force"
 _FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
 
