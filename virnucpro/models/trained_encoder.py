@@ -59,7 +59,7 @@ Weights = Mapping[str, NDArray[np.float32]]
 class _BaseModel:
     """The ESM-2 below the network, which embeds its residues."""
 
-    model: str  # a name, a path, or ``_HERE``
+    model: str  # a name, a path, or "." for the folder of the file
     encoder_id: str
 
 
