@@ -15,7 +15,7 @@ LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # starts of length classes, in bases
 NO_HIT = (-1.0, 0, "")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class RecordCounts:
     """Record counts."""
 
