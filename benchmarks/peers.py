@@ -1,4 +1,4 @@
-"""Run the other programs that ours is compared with: transformers, OpenVINO and esm-cpp.
+"""Run the other programs that ours is compared with: transformers, FastPLMs, OpenVINO, esm-cpp.
 
 transformers is optional (``pip install '.[oracle]'``); without it, loading raises an error with the
 command. On CPUs, OpenVINO (``'.[oracle,openvino]'``) is compared if it is installed, also in int8
@@ -6,8 +6,12 @@ with ``pip install nncf``. So is esm-cpp in float32 and int8 (``pip install --no
 which asks for an older NumPy, but runs with ours). It gives vectors of one protein at a time, and
 uses all cores that it may run on.
 
-In bf16, both keep the rotary frequencies in float32: with 8 significant bits the angles are wrong,
-and vectors are wrong beyond some 256 residues.
+FastPLMs is on GitHub alone (Synthyra/FastPLMs). It is compared if its folder ``src`` is in
+``PYTHONPATH`` and einops is installed, with SDPA: its other attention needs kernels from the
+network.
+
+In bf16, all of them keep the rotary frequencies in float32: with 8 significant bits the angles are
+wrong, and vectors are wrong beyond some 256 residues.
 """
 
 from __future__ import annotations
@@ -67,6 +71,8 @@ def peer_ways(setting: Setting, *, has_bf16: bool) -> list[Way]:
     tokens = f"{padded_tokens(setting)} tokens"
     if has_bf16:
         ways.append(Way("transformers", "bf16", f"SDPA, {tokens}", transformers_bf16))
+        if find_spec("fastplms"):
+            ways.append(Way("FastPLMs", "bf16", f"SDPA, {tokens}", fastplms_bf16))
     if setting.device == "cpu" and find_spec("openvino"):
         precision: Precision = "bf16" if has_bf16 else "fp32"
         load = partial(openvino_model, precision=precision)
@@ -86,7 +92,19 @@ def plan_of(setting: Setting, proteins: Sequence[str]) -> list[list[int]]:
 
 def transformers_bf16(setting: Setting) -> TimedEncoder:
     """``EsmModel`` with SDPA in bf16, sorted and padded, fed from our own quick tokenizer."""
-    model = _esm_model(setting)
+    return _in_bf16(setting, _esm_model(setting))
+
+
+def fastplms_bf16(setting: Setting) -> TimedEncoder:
+    """``FastEsmModel`` with SDPA in bf16, on the same batches."""
+    fast_esm = _import("fastplms.models.esm2.modeling_fastesm", "oracle")
+    with torch.device(setting.device):
+        model = fast_esm.FastEsmModel(fast_esm.FastEsmConfig(**_esm_config(setting))).eval()
+    _load_weights(model.esm, setting)
+    return _in_bf16(setting, model.requires_grad_(False))
+
+
+def _in_bf16(setting: Setting, model: nn.Module) -> TimedEncoder:
     _set_precision(model, setting, torch.bfloat16)
 
     @torch.inference_mode()
@@ -234,31 +252,39 @@ class OpenVinoModel(nn.Module):
 def _esm_model(setting: Setting) -> nn.Module:
     """``EsmModel`` with SDPA, in float32."""
     hub = _import("transformers", "oracle")
-    shape = setting.shape
-    config = hub.EsmConfig(
-        vocab_size=N_TOKENS,
-        hidden_size=shape.dim,
-        num_hidden_layers=shape.n_layers,
-        num_attention_heads=shape.n_heads,
-        intermediate_size=4 * shape.dim,
-        position_embedding_type="rotary",
-        token_dropout=shape.token_dropout,
-        layer_norm_eps=1e-5,
-        pad_token_id=SpecialToken.PAD,
-        mask_token_id=32,
-        max_position_embeddings=4096,
-        attn_implementation="sdpa",
-    )
     with torch.device(setting.device):
-        model = hub.EsmModel(config, add_pooling_layer=False).eval()
+        model = hub.EsmModel(hub.EsmConfig(**_esm_config(setting)), add_pooling_layer=False).eval()
+    _load_weights(model, setting)
+    module: nn.Module = model.requires_grad_(False)
+    return module
+
+
+def _esm_config(setting: Setting) -> dict[str, Any]:
+    shape = setting.shape
+    return {
+        "vocab_size": N_TOKENS,
+        "hidden_size": shape.dim,
+        "num_hidden_layers": shape.n_layers,
+        "num_attention_heads": shape.n_heads,
+        "intermediate_size": 4 * shape.dim,
+        "position_embedding_type": "rotary",
+        "token_dropout": shape.token_dropout,
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": SpecialToken.PAD,
+        "mask_token_id": 32,
+        "max_position_embeddings": 4096,
+        "attn_implementation": "sdpa",
+    }
+
+
+def _load_weights(model: Any, setting: Setting) -> None:  # noqa: ANN401 - packages without types
+    """Load the checkpoint into an ``EsmModel`` or an encoder with the same names."""
+    assert model.config._attn_implementation == "sdpa"
     weights = fair_esm_state_dict(setting.checkpoint)
     state = {_name_in_transformers(name): value for name, value in weights.items()}
-    assert model.config._attn_implementation == "sdpa"
     lacking = model.load_state_dict(state, strict=False)
     assert not lacking.unexpected_keys
     assert all("inv_freq" in k or "contact" in k or "position" in k for k in lacking.missing_keys)
-    module: nn.Module = model.requires_grad_(False)
-    return module
 
 
 def _import(module: str, extras: str) -> Any:  # noqa: ANN401 - packages without types
