@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import virnucpro
 from virnucpro.core.native import call, multiplies_bf16
 
 N_HEADS = 3
@@ -191,3 +194,15 @@ def test_score_that_overflows_makes_its_query_nan(kernel, sign):
     tokens[3, 1] = to_bf16(np.array(sign * 1e30))
     is_number = np.isfinite(from_bf16(attend(kernel, tokens)))
     np.testing.assert_array_equal(is_number.any(axis=(1, 2)), np.arange(20) != 3)
+
+
+def test_instructions_are_those_of_the_processor():
+    """Zig compiles the wheels, and its ``__builtin_cpu_supports`` finds no instructions."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        pytest.skip("no list of the processor's instructions on this machine")
+    flags = set(cpuinfo.read_text().split())
+    needed = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}
+    assert multiplies_bf16() == (needed <= flags)
+    sources = Path(virnucpro.__file__).parent.rglob("*.[ch]")
+    assert not [path.name for path in sources if "__builtin_cpu_supports(" in path.read_text()]

@@ -202,17 +202,11 @@ static int attend_plain(const Batch *batch, const int64_t *runs, int64_t n_runs)
 }
 
 #if defined(__x86_64__) && !defined(PORTABLE)
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma"))) static int
-attend_avx512(const Batch *batch, const int64_t *runs, int64_t n_runs) {
+AVX512 static int attend_avx512(const Batch *batch, const int64_t *runs, int64_t n_runs) {
     return attend_all(batch, runs, n_runs);
 }
 
-static Attend *fastest(void) {
-    __builtin_cpu_init();
-    int has_avx512 = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                     __builtin_cpu_supports("avx512dq");
-    return has_avx512 ? attend_avx512 : attend_plain;
-}
+static Attend *fastest(void) { return supports_avx512() ? attend_avx512 : attend_plain; }
 #else
 static Attend *fastest(void) { return attend_plain; }
 #endif

@@ -24,7 +24,6 @@
 
 #if defined(__x86_64__) && !defined(PORTABLE) && KNOWS_BF16
 
-#include <cpuid.h>
 #include <immintrin.h>
 
 #define BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")))
@@ -290,10 +289,7 @@ static void *open_room(Room *room, int64_t n_tokens, int64_t dim) {
 
 int multiplies_bf16(void) {
     unsigned a = 0, b, c, d;
-    __builtin_cpu_init();
-    int has_avx512 = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                     __builtin_cpu_supports("avx512dq");
-    return has_avx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 5 & 1;
+    return supports_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 5 & 1;
 }
 
 int attend_bf16(const uint16_t *projected, const float *cos, const float *sin,

@@ -129,14 +129,11 @@ static Round *round_here = round_plain;
 static Restore *restore_here = restore_plain;
 
 #if defined(__x86_64__) && !defined(PORTABLE)
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
 AVX512 static void round_avx512(const Rows *rows) { round_all(rows); }
 AVX512 static void restore_avx512(const Product *product) { restore_all(product); }
 
 __attribute__((constructor)) static void choose_code(void) {
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq")) {
+    if (supports_avx512()) {
         round_here = round_avx512;
         restore_here = restore_avx512;
     }

@@ -16,7 +16,7 @@ typedef struct {
     const float *weight, *bias; /* (dim,); no bias: NULL */
     float epsilon;              /* added to variances */
     int64_t n_rows, dim;
-    float *sums; /* x and the scaled branch, (n_rows, dim); no branch: NULL */
+    float *sums; /* x and the scaled branch, (n_rows, dim); written only with a branch */
     void *out;   /* (n_rows, dim) */
     int is_bf16; /* the type of out; otherwise it is float32 */
 } Stream;
@@ -99,15 +99,10 @@ static void norm_plain(const Stream *stream) { norm_all(stream); }
 static Norm *norm_here = norm_plain;
 
 #if defined(__x86_64__) && !defined(PORTABLE)
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma"))) static void
-norm_avx512(const Stream *stream) {
-    norm_all(stream);
-}
+AVX512 static void norm_avx512(const Stream *stream) { norm_all(stream); }
 
 __attribute__((constructor)) static void choose_norm(void) {
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq"))
+    if (supports_avx512())
         norm_here = norm_avx512;
 }
 #endif

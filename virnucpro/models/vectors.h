@@ -5,6 +5,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__) && !defined(PORTABLE)
+#include <cpuid.h>
+#endif
 
 /* Fuse a * b + c where the processor can. Bits differ between processors in any case, because of
  * the products around attention. */
@@ -21,6 +24,24 @@ typedef int32_t Whole __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES))); /* bf16 */
 
 #define INLINE static inline __attribute__((always_inline))
+
+#if defined(__x86_64__) && !defined(PORTABLE)
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
+
+/* Return whether the processor and the operating system support AVX512. In libraries that Zig
+ * compiled, as in the wheels, `__builtin_cpu_supports` always returns 0. */
+static inline int supports_avx512(void) {
+    const unsigned saved = 0xe6; /* by the system: registers of SSE, AVX and AVX-512 */
+    const unsigned needed = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
+    unsigned a, b, c, d, low, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA))
+        return 0;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low & saved) != saved || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        return 0;
+    return (b & needed) == needed;
+}
+#endif
 
 INLINE int64_t n_lanes(int64_t n_left) { return n_left < LANES ? n_left : LANES; }
 
