@@ -767,7 +767,7 @@ class _PythonInput:
 
         Raises:
             UsageError: the caller passed neither or both, sequences and paths.
-            InputError, InputMissingError: an item is neither a sequence nor a path.
+            InputError: an item is neither a sequence nor a path.
         """
         fasta = "records"  # name in messages, and sample name
         if (self.sequences is None) == (self.input is None):
@@ -779,12 +779,6 @@ class _PythonInput:
             return [self.input] if isinstance(self.input, str | Path) else list(self.input)
         assert self.sequences is not None
         paths, records = split_input(self.sequences)
-        for path in paths:
-            if isinstance(path, str) and path.isalnum() and not Path(path).exists():
-                raise InputMissingError(
-                    f"{printable(path)} is neither a sequence nor a file",
-                    hint="give each sequence as letters alone, or in a dictionary by its id",
-                )
         if paths:
             return paths
         with storage_errors(folder):

@@ -320,7 +320,7 @@ def test_warning_names_the_argument(tiny, capsys):
         ([3], {}, "3 is not a record"),
         ([CONTIGS, CONTIGS], {}, "is named twice"),
         ([("a", "ACGT"), ("a", "ACGT")], {}, r"^records:3: the id a occurs twice"),
-        (["ACG1"], {}, "^ACG1 is neither a sequence nor a file$"),
+        (["ACG1"], {}, "^'ACG1' is neither a file nor a sequence$"),
     ],
 )
 def test_mistake_is_an_error_with_a_hint(sequences, options, words):

@@ -69,7 +69,10 @@ def test_sequences_come_with_their_ids(given, expected):
     assert sequences_in(given) == (numbered if expected is None else expected)
 
 
-@pytest.mark.parametrize("text", ["contigs", "Contigs", "mkvla", "MKV LA", "M-KV", ">a\nMKV\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["contigs", "Contigs", "mkvla", "MKV LA", "M-KV", "ACG1", 100 * "ACG1", ">a\nMKV\n"],
+)
 def test_ambiguous_text_is_refused(text):
     for given in (text, [text], [text, "MKVLA"]):
         with pytest.raises(InputError, match=r"neither a file nor a sequence|text of a FASTA"):

@@ -1,9 +1,9 @@
 """Interpret the sequences that a Python caller passes: paths, text, records or a mapping.
 
 A ``pathlib.Path`` is always a path. A string is a path if a file or folder with this name exists,
-or if it contains a character that no sequence has, such as a slash, a dot or a digit. It is a
-sequence if it contains only capital letters, or only DNA and RNA letters. Any other string could be
-a mistyped path, so it raises an error.
+or if it contains a character that only paths have, such as a slash or a dot. It is a sequence if it
+contains only capital letters, or only DNA and RNA letters. Any other string could be a mistyped
+path or sequence, so it raises an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Kind: TypeAlias = Literal["path", "sequence", "record"]
 
 _RESIDUES = re.compile(r"(?:[A-Z]|<mask>)(?:[A-Z*]|<mask>)*")
 _BASES = re.compile(r"[ACGTUNacgtun]+")
-_NO_SEQUENCE = re.compile(r"[^A-Za-z*>\s-]")  # a character that only paths have
+_NO_SEQUENCE = re.compile(r"[^A-Za-z0-9*>\s-]")  # a character that only paths have
 _WAYS = (
     "give a path as pathlib.Path or with input=, and a sequence in capital letters, as a pair of "
     "id and sequence, or in a dict"
