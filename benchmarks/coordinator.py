@@ -44,7 +44,7 @@ class CoordinatorRow:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NappingJob(WorkerConfig):
     n_workers: int
     first_nap: int  # index of the first shard that takes time

@@ -35,7 +35,7 @@ from virnucpro.store.feature_file import Checksums
 from virnucpro.store.feature_store import FeatureStore
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MemoryStore(FeatureStore):
     """A store that keeps vectors in memory until they are taken."""
 

@@ -44,7 +44,7 @@ from virnucpro.viral.types import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HeadClassifier(RecordClassifier):
     """A head calls by frame vectors and, if it reads them, their bases.
 
@@ -84,7 +84,7 @@ class HeadClassifier(RecordClassifier):
         return results
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Ensemble(RecordClassifier):
     """A head and the scorer call nucleotides together. The head alone calls proteins.
 
@@ -141,7 +141,7 @@ class Ensemble(RecordClassifier):
         return results
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Cascade(RecordClassifier):
     """The scorer calls records without embedded frames, and ``then`` calls all others.
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from virnucpro.engine.work_options import WorkOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ExtractConfig(RunConfig):
     """One resolved ``extract``."""
 

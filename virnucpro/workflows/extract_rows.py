@@ -15,7 +15,7 @@ from virnucpro.workflows.shard_frames import Frame, FrameRange, ShardFrames
 from virnucpro.workflows.table_tasks import BlockRows, RowBuilder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EmbeddingRowBuilder(RowBuilder):
     """Makes rows for records that are embedded but not called."""
 
