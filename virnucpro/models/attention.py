@@ -241,17 +241,17 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Ke
     """Choose the fastest kernel for a device, a precision and a head dimension.
 
     CPUs with AVX-512 use C, except in fp16. In bf16 and 8 bits they multiply bf16 numbers, if they
-    have the instruction. CUDA devices with compute capability 8.0 or newer use
-    FlashAttention in fp16 and bf16. FlashAttention and memory-efficient attention do not support
-    every head dimension. SDPA does, by padding. In 16 bits Triton does the rotation and the
-    sub-layer boundaries. If Triton cannot run, PyTorch does them, after a warning with the reason.
+    have the instruction. CUDA devices with compute capability 8.0 or newer use FlashAttention in
+    fp16 and bf16. FlashAttention and memory-efficient attention do not support every head
+    dimension. SDPA does, by padding. In 16 bits Triton does the rotation and the sub-layer
+    boundaries. If Triton cannot run, PyTorch does them, after a warning with the reason.
     """
     widest_head = 256  # dimensions per head, a limit in FlashAttention
     # AVX-512 has 32 registers with 16 numbers each.
     has_registers = torch.backends.cpu.get_cpu_capability() == "AVX512"
     if device.type == "cpu" and dtype != torch.float16 and has_registers:
-        has_products = dtype != torch.float32 and multiplies_bf16()
-        return attend_compiled_bf16 if has_products else attend_compiled
+        multiplies = dtype != torch.float32 and multiplies_bf16()
+        return attend_compiled_bf16 if multiplies else attend_compiled
     if device.type != "cuda" or head_dim % 8 or head_dim > widest_head:
         return attend_runs
     if dtype == torch.float32:

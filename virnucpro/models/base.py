@@ -37,7 +37,13 @@ if TYPE_CHECKING:
 Rows = NDArray[np.float32]
 # errors raised by reading a damaged file
 DAMAGE = (
-    *(OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError),
+    OSError,
+    SafetensorError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
 )
 
 

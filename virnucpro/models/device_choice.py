@@ -42,7 +42,7 @@ class Gpu:
 
     @property
     def has_int8(self) -> bool:
-        """Return True if our kernels for 8 bits run on it, too."""
+        """Return True if it has int8 products, and our 8-bit kernels run on it."""
         return self.capability >= OLDEST_FOR_INT8
 
 

@@ -69,15 +69,16 @@ class ResidualStream:
     """The residual stream, (n_tokens, dim) float32, with the branches not yet added to it.
 
     With Triton, an addition is deferred to the next LayerNorm. One kernel adds, norms and rounds,
-    and writes the sum only at every second LayerNorm. The sums are the same. With our C code, one
-    kernel adds, norms and rounds, too, and writes every sum. float32 branches are added at once.
+    and writes the sum only at every second LayerNorm. The sums are the same. In our C code, one
+    function adds, norms and rounds, too, and writes every sum. It reads bf16 branches. Others are
+    added at once, by PyTorch.
     """
 
     x: Tensor
-    has_triton: bool
-    has_c: bool = False
+    has_triton: bool  # our Triton kernels add and norm
+    has_c: bool = False  # our C code adds and norms, except in float32
     branch_scale: float = 1.0  # factor for each branch
-    waiting: list[Tensor] = field(default_factory=list)  # at most two
+    waiting: list[Tensor] = field(default_factory=list)  # at most two, in C at most one
 
     def add(self, branch: Tensor) -> None:
         """Add the result of a sub-layer, (n_tokens, dim), in any dtype."""
@@ -120,6 +121,7 @@ class ResidualStream:
     def _add_and_norm_in_c(self, norm: nn.LayerNorm, *, is_bf16: bool) -> Tensor:
         """Add the waiting branch, and norm the sums. -> (n_tokens, dim) bf16 or float32"""
         assert self.x.is_contiguous() and self.x.dtype == torch.float32, "what C reads"
+        assert len(self.waiting) <= 1, "C adds one branch at once"
         out = torch.empty_like(self.x, dtype=torch.bfloat16 if is_bf16 else torch.float32)
         sums = torch.empty_like(self.x) if self.waiting else self.x
         call(
@@ -366,8 +368,8 @@ class PackedTransformer(nn.Module):
     def quantise(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Move a bf16 model to a device, with products of 8-bit numbers within its layers.
 
-        The model moves layer by layer, so the device never has all weights in 16 bits. Before int8,
-        activations are smoothed, which takes three proteins in bf16.
+        The model moves layer by layer, so the device never has all weights in 16 bits. For int8,
+        it first embeds three proteins in bf16 on the CPU, and large channels are smoothed.
         """
         self.attend = attend_runs  # with it, norms are called as modules on any device
         maxima = self._measure_channels() if dtype == torch.int8 else {}

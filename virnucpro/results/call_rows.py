@@ -69,7 +69,7 @@ def count_called(results: CalledRecords) -> dict[str, RecordCounts]:
 def _count_rows(
     results: CalledRecords, failures: Mapping[int, Sequence[Prediction]], indices: range
 ) -> RecordCounts:
-    """Count the neighbouring records at these places."""
+    """Count the neighbouring records with these indices."""
     calls = results.calls
     rows = slice(indices.start, indices.stop)
     counts = RecordCounts()
@@ -104,7 +104,7 @@ def _count_rows(
 
 
 def _in_range(by_index: Collection[int], indices: range) -> Iterable[int]:
-    """Return the places that a mapping has, in order, without a search of an empty one."""
+    """Return the indices that a mapping has, in order, without a search of an empty one."""
     return filter(by_index.__contains__, indices) if by_index else ()
 
 

@@ -71,7 +71,7 @@ def count_embedded(results: EmbeddedRecords) -> dict[str, RecordCounts]:
 
 
 def _count_rows(results: EmbeddedRecords, indices: range) -> RecordCounts:
-    """Count the neighbouring records at these places."""
+    """Count the neighbouring records with these indices."""
     rows = slice(indices.start, indices.stop)
     failed_rows = [results.failures[index] for index in indices if index in results.failures]
     failed = [frame for frames in failed_rows for frame in frames]

@@ -52,9 +52,11 @@ class SequenceIndex:
     """The ordinals of a slice's latest ORFs, by digest, in bounded memory."""
 
     def __init__(self, max_remembered: int = 2**18) -> None:
-        """Remember so many ORFs.
+        """Make an empty index.
 
-        Older ones are forgotten together, so memory contains up to twice as many.
+        Args:
+            max_remembered: the number of ORFs to remember. Older ones are forgotten together, so
+                memory contains up to twice as many.
         """
         self._max_remembered = max_remembered
         self._n_slots = 2 << max_remembered.bit_length()

@@ -43,9 +43,9 @@ class ProteinFeatures:
     CLASS_PAIRS = slice(PAIRS.stop, PAIRS.stop + 3 * len(_RESIDUE_CLASSES) ** 2)
     STATISTICS = slice(CLASS_PAIRS.stop, CLASS_PAIRS.stop + 12)
     KMERS = slice(STATISTICS.stop, STATISTICS.stop + len(KmerClass))
-    PATTERNS = slice(KMERS.stop, KMERS.stop + 3 * len(PATTERNS))  # three statistics of each
+    PATTERN_RATIOS = slice(KMERS.stop, KMERS.stop + 3 * len(PATTERNS))  # three of each pattern
     N_COMPOSITION = CLASS_PAIRS.stop
-    N_FEATURES = PATTERNS.stop
+    N_FEATURES = PATTERN_RATIOS.stop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
