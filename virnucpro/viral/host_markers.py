@@ -241,7 +241,7 @@ class RecordText:
     """
 
     bases: str  # upper case
-    n_regions: int = 0  # in which words will be counted
+    n_regions: int = 0  # around which words will be counted, if known
     _blocks: dict[int, _LetterBlock] = field(default_factory=dict)  # by their first base
     _counts: dict[tuple[int, str], int] = field(default_factory=dict)  # of start and word
 

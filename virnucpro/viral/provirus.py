@@ -490,7 +490,8 @@ class Repeats:
     ) -> Repeats:
         """Search a record for repeats, up to one usual region length from each end.
 
-        Copies of repeats are counted faster if it is known around how many regions.
+        ``n_regions`` is the number of regions around which copies will be counted, if it is known.
+        With many, the bases are indexed at once.
         """
         sums = np.concatenate([[0.0], np.cumsum(evidence)])
         (_, enter), (leave, _) = model.transition(model.step)
