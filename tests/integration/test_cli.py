@@ -368,7 +368,14 @@ def test_completion_for_another_shell_is_refused(tmp_path):
         ),
         ("status", "DIR is missing\nhint:  see `virnucpro status --help`"),
         ("status a b", "unexpected: b\nhint:  see `virnucpro status --help`"),
-        ("predict -i", "option '-i' requires an argument"),
+        (
+            "predict -i",
+            "option '-i' requires an argument\nhint:  see `virnucpro predict --help`",
+        ),
+        (
+            "predict --quiet=yes",
+            "option '--quiet' does not take a value\nhint:  see `virnucpro predict --help`",
+        ),
         ("train -o x", "--data is missing\nhint:  see `virnucpro train --help`"),
     ],
 )

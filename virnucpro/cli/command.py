@@ -88,7 +88,11 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
             check_words(self, ctx, args)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadOptionUsage as error:  # click does not say in which command
+            error.ctx = error.ctx or ctx
+            raise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
