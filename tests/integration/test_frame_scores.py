@@ -103,8 +103,9 @@ def test_tables_do_not_depend_on_kept_vectors(scored, with_vectors):
     assert len(score_files(folder)) > 3
     assert not (folder / "features").exists()
     assert not (folder / "features.h5").exists()
-    with pytest.raises(InputMissingError, match="without vectors"):
+    with pytest.raises(InputMissingError, match="without vectors") as caught:
         dict(read_features(folder))
+    assert str(caught.value.hint).endswith("with a model and keep_vectors='yes'")
 
 
 def test_equal_frames_are_embedded_once(scored, tmp_path, records):

@@ -57,7 +57,7 @@ def open_finished_stores(folder: Path) -> tuple[FeatureStore, ...]:
         raise InputMissingError(
             f"{printable(run_dir.root)} contains a run without vectors: {recipe.reader} called it",
             hint=with_options(
-                "make them with `virnucpro extract`, or predict with a model and {keep_vectors}"
+                "make them with `virnucpro extract`, or predict with a model and {keep_vectors:yes}"
             ),
         )
     run_dir.check_finished(recipe.command)
