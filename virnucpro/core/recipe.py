@@ -50,7 +50,7 @@ STATUSES: Mapping[Status, str] = {  # descriptions for users
 _DEFAULT_STORE: Store = "float32"
 USUAL_CHUNK_SIZE = 500  # bases
 RESIDUES_PER_SHARD = 250_000  # maximum
-SHARD_FORMAT = 9
+SHARD_FORMAT = 10
 
 
 class Alphabet(StrEnum):
