@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +48,7 @@ class Forked:
                 target=_begin, args=(copy, parents_end, _blocked_signals()), daemon=True
             )
             self.process.start()
+        _poll_from_any_thread(self.process._popen)
 
     @property
     def pid(self) -> int | None:
@@ -65,6 +68,24 @@ class Forked:
 
     def kill(self) -> None:
         self.process.kill()
+
+
+def _poll_from_any_thread(popen: Any) -> None:
+    """Let several threads ask for an exit code, which the fork server sends once.
+
+    Without the lock, the second one finds the end of the pipe, and makes 255 of any code. Threads
+    of helpers ask, and so does ``multiprocessing.active_children``.
+    """
+    lock = threading.Lock()
+    read = popen.poll
+
+    def poll(flag: int = os.WNOHANG) -> int | None:
+        if popen.returncode is None and not wait([popen.sentinel], None if flag == 0 else 0):
+            return None
+        with lock:
+            return read()
+
+    popen.poll = poll
 
 
 def fork_server() -> multiprocessing.context.ForkServerContext:

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import child_targets
@@ -242,3 +243,16 @@ def test_exception_is_the_last_message():
 def test_forked_processes_import_nothing_slow():
     """The fork server says nothing of modules that it cannot import, and each child then does."""
     assert missing_modules() == []
+
+
+@quick
+def test_exit_code_is_the_same_in_each_thread():
+    """The fork server sends it once, and several threads ask at the same time."""
+    child = start_process(child_targets.stay)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            reasons = [threads.submit(child.exit_reason) for _ in range(8)]
+            child.kill()
+        assert {reason.result() for reason in reasons} == {"SIGKILL (out of memory?)"}
+    finally:
+        ChildProcess.kill_all([child])
