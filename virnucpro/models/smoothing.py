@@ -8,9 +8,10 @@ activations of each channel by a factor, and multiplies its weights by the same 
 
 As in the paper, only inputs from a LayerNorm are smoothed: the weight and bias of the norm are
 divided, so a batch takes no longer. Two rules are our own. A channel at most twice as large as the
-median one keeps the factor 1, and others have theirs relative to the median factor, because
-smoothing every channel makes models without large ones less exact. Factors are rounded to powers of
-two, so that bf16 weights stay exact, and differences between processors hardly ever change one.
+median one keeps the factor 1, and others have theirs relative to the median factor. Smoothing every
+channel made the demonstration model, which has no large ones, less exact. Factors are rounded to
+powers of two, so that bf16 weights stay exact, and small differences between processors seldom
+change one.
 
 Smoothing does not help fp8, whose numbers are rounded by their own size.
 """

@@ -376,8 +376,9 @@ class PackedTransformer(nn.Module):
         self.attend = choose_kernel(device, dtype, self.shape.head_dim)
         has_triton = self.attend in TRITON_KERNELS
         for layer in self.each_layer():
-            for products in layer.normed_products if maxima else ():
-                smooth(products, maxima[products.norm])
+            if dtype == torch.int8:
+                for products in layer.normed_products:
+                    smooth(products, maxima[products.norm])
             layer.to(device).quantise(dtype, has_triton=has_triton)
         return self.to(device)
 
