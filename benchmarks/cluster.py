@@ -1,19 +1,23 @@
 """Simulate a run on many machines from task times that are measured here, one after the other.
 
 One part plans and embeds reads and writes their rows, with devices that take no time; then they are
-joined. The CPU time of this process is measured for each task: the list of slices (hashing and
-cutting), the plan of a slice, its rows, and the join. From these, the time on any number of
-machines is computed for a larger input of the same kind. Tasks that one process does for all slices
-grow with the input. Each slice takes its time on the machine that gets it: a device embeds at the
-given speed, while helpers make rows. Schedulers and slower disks are not counted.
+joined. For the plan of a slice and for its rows, the CPU time of one process is measured. For the
+list of slices (hashing and cutting) and for the join, it is the time by the clock. From these, the
+time on any number of machines is computed for a larger input of the same kind. Tasks that one
+process does for all slices grow with the input. Each slice takes its time on the machine that gets
+it: a device embeds at the given speed, while helpers make rows. Schedulers and slower disks are not
+counted.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -30,6 +34,7 @@ from virnucpro.store.plan import Selection
 from virnucpro.store.plan_reader import read_plan
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.predict import (
+    make_sink,
     predict_context,
     record_predict,
     resolve_calls,
@@ -47,7 +52,7 @@ _HELPERS = 2  # processes per device that make rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTimes:
-    """CPU seconds of the tasks of a run, and its size."""
+    """Seconds of the tasks of a run, and its size."""
 
     n_reads: int
     n_slices: int
@@ -72,20 +77,35 @@ class ClusterRow:
 
 
 def simulate_clusters(
-    n_bases: int, n_reads: int, speed: float, dim: int, workers: Sequence[int]
+    n_bases: int,
+    n_reads: int,
+    speed: float,
+    workers: Sequence[int],
+    *,
+    dim: int,
+    keep_vectors: bool,
 ) -> Iterator[ClusterRow]:
     """Yield a row for each number of workers, for ``n_reads`` reads; ``n_bases`` are run here.
 
     Half of them are run as well, to separate the cost per run from the cost per read.
     """
-    measure_tasks(_FIRST, dim)  # a warm-up for what a process does once
-    small, times = (measure_tasks(n, dim) for n in (n_bases // 2, n_bases))
+
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # others would take CPU time to wait
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+
+        def measure(n_bases: int) -> TaskTimes:
+            measuring = pool.submit(measure_tasks, n_bases, dim=dim, keep_vectors=keep_vectors)
+            return measuring.result()
+
+        measure(_FIRST)  # a warm-up for what a process does once
+        small = measure(n_bases // 2)
+        times = measure(n_bases)
     rows = [_row_of(small, times, n_reads, speed, n) for n in (1, *workers)]
     for row in rows[1:]:
         yield replace(row, workers_worth=round(rows[0].seconds / row.seconds, 1))
 
 
-def measure_tasks(n_bases: int, dim: int) -> TaskTimes:
+def measure_tasks(n_bases: int, *, dim: int, keep_vectors: bool) -> TaskTimes:
     """Run the tasks of a small run here, one after the other."""
     register()
     with TemporaryDirectory(prefix="virnucpro-measure-") as name:
@@ -103,7 +123,7 @@ def measure_tasks(n_bases: int, dim: int) -> TaskTimes:
             dilation=1.0,
             dim=dim,
             tokens_per_batch=16_384,
-            keep_vectors=True,
+            keep_vectors=keep_vectors,
         )
 
         # The larger input has too many vectors for ``features.h5``.
@@ -112,10 +132,11 @@ def measure_tasks(n_bases: int, dim: int) -> TaskTimes:
         )
         planned = replace(config, options=replace(config.options, plan_only=True))
         resumed = replace(config, options=replace(config.options, resume=True))
-        with _timed() as cut:
+        with _timed(time.perf_counter) as cut:
             run_predict(planned, ProcessExecutor(()), lambda _: None)
         times = _work(open_run_dir(folder / "run"), resumed)
-        with _timed() as join:
+        os.sync()  # other machines have written the vectors, and the join does not read them
+        with _timed(time.perf_counter) as join:
             run_predict(resumed, ProcessExecutor(()), lambda _: None)
         return replace(times, cut=cut[0], join=join[0])
 
@@ -131,27 +152,28 @@ def _work(rundir: RunDir, config: PredictConfig) -> TaskTimes:
     row_seconds = list[float]()
     n_slices = len(plan.slices)
     for one in plan.slices:
-        with _timed() as seconds:
+        with _timed(time.process_time) as seconds:
             part = plan.select_slices([one.index]).plan_slices(
                 Selection(), lambda _: None, HelperPool()
             )
         plan_seconds += seconds
         plan = replace(plan, slice_plans={**plan.slice_plans, **part.slice_plans})
-    job = WorkerConfig.from_recipe(rundir, manifest.recipe, config.weights)
-    for store in job.stores:
+    calls = resolve_calls(config, rundir, manifest.recipe)
+    sink = make_sink(rundir, manifest.recipe, calls.classifier)
+    job = WorkerConfig.from_recipe(rundir, manifest.recipe, config.weights, sink=sink)
+    for store in job.shard_stores:
         store.make_folder()
     executor = InlineExecutor(worker=SimulatedWorker)
     with closing(executor.run(plan.shards, job, config.resources)) as events:
         for _ in events:
             pass
-    calls = resolve_calls(config, rundir, manifest.recipe)
     record = record_predict(rundir, config, manifest, calls)
     for one in plan.slices:
         slice_plan = plan.select_slices([one.index])
         context = predict_context(config, record, calls, slice_plan, HelperPool(), lambda _: None)
         writer = TableWriter(context, Backlog())
         groups = list(slice_plan.group_by_records())
-        with _timed() as seconds:
+        with _timed(time.process_time) as seconds:
             writer.write_rows(groups, writer.count_helpers(groups))
         row_seconds += seconds
     n_tokens = sum(shard.n_residues + 2 * shard.n_embedded for shard in plan.shards)
@@ -203,9 +225,9 @@ def _row_of(
 
 
 @contextmanager
-def _timed() -> Iterator[list[float]]:
-    """Yield a list that gets the CPU seconds of the ``with`` block."""
+def _timed(clock: Callable[[], float]) -> Iterator[list[float]]:
+    """Yield a list that gets the seconds of the ``with`` block."""
     seconds: list[float] = []
-    start = time.process_time()
+    start = clock()
     yield seconds
-    seconds.append(time.process_time() - start)
+    seconds.append(clock() - start)

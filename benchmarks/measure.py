@@ -198,8 +198,14 @@ def coordinator(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def cluster(options: argparse.Namespace) -> Iterator[Row]:
-    sizes = (options.bases, options.reads, options.speed, options.dim)
-    return simulate_clusters(*sizes, options.workers)
+    return simulate_clusters(
+        options.bases,
+        options.reads,
+        options.speed,
+        options.workers,
+        dim=options.dim,
+        keep_vectors=options.keep_vectors,
+    )
 
 
 def poison(options: argparse.Namespace) -> Iterator[Row]:
@@ -300,6 +306,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     part.add_argument("--reads", type=int, default=100_000_000, help="reads of the larger input")
     part.add_argument("--speed", type=float, default=100_000, help="tokens/s of a device")
     part.add_argument("--dim", type=int, default=1280, help="length of a vector")
+    part.add_argument("--keep-vectors", action="store_true", help="write feature files")
     part = parts.add_parser("poison")
     part.set_defaults(measure=poison)
     part.add_argument("--proteins", type=int, default=10_000)

@@ -32,6 +32,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from front_end import CHUNK_SIZE, make_contigs, make_reads
+from numpy.typing import NDArray
 from timing import FAILURES, reason_of
 
 from virnucpro.core.atomic_io import EMBEDDED_FOLDER
@@ -64,6 +65,8 @@ _FAMILY = "simulated"  # also the name of this module
 _HASH = "0" * 64  # where no file exists
 _MAX_ROWS = 8192  # in a batch
 _COVERAGE = 4  # of contigs by reads
+_N_SAMPLED = 1_000  # vectors
+_LOG_ODDS = -0.2  # of a vector to be viral, on average; the standard deviation is 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,17 +305,32 @@ def _cpu_of_children() -> float:
 
 
 def _head(dim: int) -> Head:
-    """The embedded head with random weights for vectors of this length."""
+    """The embedded head with random weights for vectors of this length.
+
+    It calls about 3 % of the reads viral, with vectors of 1,280 numbers.
+    """
     head = Head.load(EMBEDDED_FOLDER / "head.safetensors")
     rng = np.random.default_rng(1)
 
+    def log_odds(network: Network, vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+        scores = network.classify(vectors)
+        odds: NDArray[np.float64] = np.log(scores / (1 - scores))
+        return odds
+
     def network(n_inputs: int, like: Network) -> Network:
+        vectors = np.zeros((_N_SAMPLED, n_inputs))
+        vectors[:, :dim] = rng.standard_normal((_N_SAMPLED, dim))
         layers = []
         for _, bias in like.layers:
             weight = rng.standard_normal((len(bias), n_inputs)) / n_inputs**0.5
-            layers.append((weight.astype(np.float32), bias))
+            layers.append((weight.astype(np.float32), bias.copy()))
             n_inputs = len(bias)
-        return Network(tuple(layers))
+        network = Network(tuple(layers))
+        weight, bias = network.layers[-1]
+        bias[:] = 0
+        weight /= log_odds(network, vectors).std()
+        bias[1] = _LOG_ODDS - log_odds(network, vectors).mean()
+        return network
 
     encoder = EncoderInfo(
         family=_FAMILY, name=_FAMILY, encoder_id=_HASH, layer=1, pooling="mean", dim=dim
