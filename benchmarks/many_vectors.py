@@ -21,7 +21,7 @@ import numpy as np
 
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Embeddings, Shard
-from virnucpro.store.feature_index import IndexPart, write_parts
+from virnucpro.store.feature_index import IndexPart, read_parts, write_parts
 from virnucpro.store.feature_store import FeatureStore, open_stores
 from virnucpro.store.vector_index import write_index
 from virnucpro.store.vectors import open_vectors
@@ -101,6 +101,13 @@ def main(words: Sequence[str] | None = None) -> None:
             return per_million
 
         measure("write, with the index", "s per 10^6 vectors", write)
+        parts = read_parts(store)
+
+        def index() -> float:
+            write_index(store, parts)
+            return per_million
+
+        measure("index", "s per 10^6 vectors", index)
         n_bytes = sum(path.stat().st_size for path in store.folder.iterdir())
         sys.stdout.write(f"disk\t{n_bytes * per_million / 1e6:.0f}\t\tMB per 10^6 vectors\n")
         run = open_vectors([store])

@@ -6,13 +6,14 @@ import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from pathlib import Path
 
 import numpy as np
 import polars
 import pytest
 import torch
+from pyarrow import parquet
 from run_helpers import flip_bit, leftovers, run_inline, write_fasta, write_run_json
 from torch.utils.data import DataLoader
 
@@ -304,6 +305,25 @@ def test_flipped_index_bit_gives_no_wrong_vector(tmp_path, name):
             n_errors += 1
         flip_bit(path, place)
     assert n_errors > 0
+
+
+def test_lookup_of_an_earlier_version_is_read(tmp_path):
+    """It has other digests, and the index does not name them."""
+    run = make_store(tmp_path / "run", [3, 4])
+    folder = tmp_path / "run/features"
+    texts = [blake2b(name.encode(), digest_size=16).digest() for name in run.ids]
+    digests = np.frombuffer(b"".join(texts), "<u8").reshape(-1, 2)
+    order = np.argsort(digests[:, 0])
+    rows = [digests[order, 0], order.astype("<u8"), digests[:, 1]]
+    np.save(folder / "lookup.npy", np.stack(rows))
+    digest = sha256((folder / "lookup.npy").read_bytes()).hexdigest()
+    table = parquet.read_table(folder / "index.parquet")
+    parquet.write_table(
+        table.replace_schema_metadata({"lookup_sha256": digest}), folder / "index.parquet"
+    )
+    earlier = open_vectors(open_again(tmp_path / "run"))
+    assert [earlier.position(name) for name in run.ids] == list(range(7))
+    assert "0_3" not in earlier
 
 
 def test_run_without_index_says_how_to_get_it(finished):

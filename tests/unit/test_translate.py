@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import FastaRecord, Orf, Records
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.genetic_code import GENETIC_CODES, GeneticCode
-from virnucpro.sequences.orfs import FRAMES
+from virnucpro.sequences.orfs import FRAMES, Texts
 from virnucpro.sequences.screen import reject_reason, reject_reasons
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 
@@ -208,3 +209,11 @@ def test_record_is_skipped_alone_and_in_a_block(letters, data):
     alone = {place: reject_reason(record, recipe) for place, record in enumerate(records)}
     left_out = {place: found for place, found in alone.items() if found[0] is not None}
     assert reject_reasons(Records.from_records(records), recipe) == left_out
+
+
+@pytest.mark.parametrize("lengths", [[3, 3], [4], [6, -1], []])
+def test_letters_of_other_lengths_are_no_texts(lengths: list[int]) -> None:
+    letters = np.frombuffer(b"MKLVA", dtype=np.uint8)
+    assert Texts.from_lengths(letters, np.array([2, 0, 3])).to_strings() == ["MK", "", "LVA"]
+    with pytest.raises(ValueError, match="5 letters"):
+        Texts.from_lengths(letters, np.array(lengths, dtype=np.int32))

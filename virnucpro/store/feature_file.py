@@ -24,7 +24,6 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -43,6 +42,7 @@ from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Store
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Embeddings, Failure, OutputArray, check_counts
+from virnucpro.sequences.orfs import Texts
 from virnucpro.store.file_checksum import Checksum, checksum_of
 from virnucpro.store.hdf5_layout import (
     ALIGNMENT,
@@ -98,14 +98,15 @@ class Label:
 class OrfTable(NamedTuple):
     """The ORFs with a vector in a feature file, in the order of its rows."""
 
-    encoded_ids: tuple[bytes, ...]  # in UTF-8, which an id from a damaged header may violate
+    encoded_ids: Texts  # in UTF-8, which an id from a damaged header may violate
     lengths: NDArray[np.int32]  # (n,), residues
     sequence_sha256: NDArray[np.uint8]  # (n, 32)
     n_before: NDArray[np.int32]  # (n,) in a file of copies, else empty: see ``Embeddings``
 
     @property
     def ids(self) -> tuple[str, ...]:
-        return tuple(text.decode("utf-8", "surrogateescape") for text in self.encoded_ids)
+        texts = self.encoded_ids.to_bytes()
+        return tuple(text.decode("utf-8", "surrogateescape") for text in texts)
 
 
 class Checksums(NamedTuple):
@@ -302,17 +303,11 @@ def read_table(path: Path, attributes: Attributes) -> OrfTable:
 def _parse_table(table: bytes) -> OrfTable:
     columns = tensors.load(table)
     return OrfTable(
-        encoded_ids=tuple(_split(columns["ids"].tobytes(), columns["id_bytes"])),
+        encoded_ids=Texts.from_lengths(columns["ids"], columns["id_bytes"]),
         lengths=columns["lengths"],
         sequence_sha256=columns["sequence_sha256"],
         n_before=columns["n_before"],
     )
-
-
-def _split(text: bytes, sizes: NDArray[np.int32]) -> list[bytes]:
-    """Split the concatenated ids."""
-    bounds = [0, *np.cumsum(sizes).tolist()]
-    return [text[first:end] for first, end in pairwise(bounds)]
 
 
 def _stored_vectors(embeddings: Embeddings, store: Store) -> dict[str, StoredVectors]:

@@ -108,11 +108,12 @@ def _copy_names(h5: h5py.File, store: FeatureStore, part: IndexPart, first: int)
     attributes = {"fingerprint": store.fingerprint}
     checksums = verify(path, attributes)
     table = read_table(path, attributes)
-    if (len(table.encoded_ids), part.dim) != (part.n_orfs, store.encoder.dim):
+    ids = table.encoded_ids.to_bytes()
+    if (len(ids), part.dim) != (part.n_orfs, store.encoder.dim):
         raise FeatureFileError(f"{printable(path)} is not the file whose rows were counted")
     for begin, end in part.orfs:
         rows = slice(first, first + end - begin)
-        h5["ids"][rows] = table.encoded_ids[begin:end]
+        h5["ids"][rows] = ids[begin:end]
         h5["lengths"][rows] = table.lengths[begin:end]
         first = rows.stop
     return checksums.file

@@ -32,7 +32,7 @@ from virnucpro.core.native import call
 from virnucpro.core.recipe import Alphabet, Recipe
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Orf, Shard, shard_name
-from virnucpro.sequences.orfs import Orfs, Texts
+from virnucpro.sequences.orfs import Orfs, Texts, digest_texts
 
 # (number of shards, residues per shard) before the largest; 17.5 million residues make 208 shards
 _SMALL_SHARDS = ((32, 16_000), (32, 32_000), (32, 64_000), (128, 125_000))
@@ -81,17 +81,9 @@ class SequenceIndex:
 
 
 def digests_of(orfs: Orfs, reads: Sequence[Alphabet]) -> NDArray[np.uint64]:
-    """Return a 128-bit BLAKE2s digest of the text that is read from each ORF. (n, 2)
-
-    Among 10^12 ORFs, a collision has a probability of 10^-15.
-    """
+    """Return a digest of the text, or pair of texts, that is read from each ORF. (n, 2)"""
     texts = [orfs.bases if alphabet is Alphabet.DNA else orfs.proteins for alphabet in reads]
-    digests = np.empty((len(orfs), 2), dtype=np.uint64)
-    first = texts[0]
-    last = texts[-1]
-    columns = (first.letters, first.bounds, last.letters, last.bounds)
-    call("digest_texts", *columns, len(texts), len(orfs), digests)
-    return digests
+    return digest_texts(*texts)
 
 
 def _include_lengths(digests: NDArray[np.uint64], orfs: Orfs) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, blake2s
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.errors import FeatureFileError, InputMissingError, UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
+from virnucpro.sequences.orfs import Texts, digest_texts
 from virnucpro.store.feature_file import OrfTable, id_text, open_reader, read_table
 from virnucpro.store.feature_index import IndexPart, read_parts
 from virnucpro.store.feature_store import FeatureStore
@@ -31,7 +33,7 @@ from virnucpro.store.feature_store import FeatureStore
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_LOOKUP_SHA256 = "lookup_sha256"  # in the metadata of the Parquet file
+_LOOKUP = "lookup_sha256"  # in the metadata of the Parquet file: see ``LookupLabel``
 _REWRITE = with_options("repeat the command of the run with {resume} to write it again")
 
 
@@ -39,7 +41,8 @@ _REWRITE = with_options("repeat the command of the run with {resume} to write it
 class IndexRows:
     """Vectors in input order. All columns have a value for each vector."""
 
-    encoded_ids: list[bytes]  # see ``OrfTable``
+    ids: pa.StringArray
+    digests: NDArray[np.uint64]  # (n, 2), of the ids
     part: NDArray[np.int32]  # position in the list of feature files
     row: NDArray[np.int64]  # row of the ORF in the file
     residue: NDArray[np.int64]  # first row of the ORF in the file's vectors per residue
@@ -67,11 +70,10 @@ def write_index(store: FeatureStore, parts: Sequence[IndexPart]) -> None:
         schema = _schema(store)
         with parquet.ParquetWriter(out, schema, **_writing_options()) as writer:
             for batch in _batches(_index_rows(store, parts)):
-                ids = _id_texts(batch)
-                writer.write_table(_to_table(batch, ids, names, schema))
-                digests += b"".join(map(_digest, ids))
+                writer.write_table(_to_table(batch, names, schema))
+                digests += b"".join(rows.digests.tobytes() for rows in batch)
             sha256 = _write_lookup(store, np.frombuffer(digests, dtype="<u8").reshape(-1, 2))
-            writer.add_key_value_metadata({_LOOKUP_SHA256: sha256})
+            writer.add_key_value_metadata({_LOOKUP: f"blake2s:{sha256}"})
 
 
 def _index_rows(store: FeatureStore, parts: Sequence[IndexPart]) -> Iterator[IndexRows]:
@@ -83,6 +85,8 @@ def _index_rows(store: FeatureStore, parts: Sequence[IndexPart]) -> Iterator[Ind
 
 def _shard_rows(store: FeatureStore, parts: Sequence[tuple[int, IndexPart]]) -> IndexRows:
     """Merge the ORFs in the files of a shard: originals, copies, or both."""
+    import pyarrow as pa
+
     attributes = {"fingerprint": store.fingerprint}
     tables = [read_table(store.folder / part.name, attributes) for _, part in parts]
     for (_, part), table in zip(parts, tables, strict=True):
@@ -93,12 +97,13 @@ def _shard_rows(store: FeatureStore, parts: Sequence[tuple[int, IndexPart]]) -> 
     order = np.argsort(np.concatenate([_sort_keys(table) for table in tables]), kind="stable")
     is_shown = np.concatenate([_shown_mask(part) for _, part in parts])
     order = order[is_shown[order]]
-    ids = [encoded_id for table in tables for encoded_id in table.encoded_ids]
+    ids = [_to_utf8(table.encoded_ids) for table in tables]
     number = [np.full(part.n_orfs, index, np.int32) for index, part in parts]
     row = [np.arange(part.n_orfs, dtype=np.int64) for _, part in parts]
     residue = [np.cumsum(table.lengths, dtype=np.int64) - table.lengths for table in tables]
     return IndexRows(
-        encoded_ids=[ids[i] for i in order.tolist()],
+        ids=pa.concat_arrays(list(map(_to_text_array, ids))).take(_to_array(pa.int64(), order)),
+        digests=np.concatenate(list(map(digest_texts, ids)))[order],
         part=np.concatenate(number)[order],
         row=np.concatenate(row)[order],
         residue=np.concatenate(residue)[order],
@@ -119,6 +124,14 @@ def _shown_mask(part: IndexPart) -> NDArray[np.bool_]:
     for first, end in part.orfs:
         mask[first:end] = True
     return mask
+
+
+def _to_utf8(encoded_ids: Texts) -> Texts:
+    """Return the ids as Parquet has them: see ``id_text``."""
+    if encoded_ids.letters.tobytes().isascii():
+        return encoded_ids
+    texts = encoded_ids.to_bytes()
+    return Texts.from_strings(text.decode("utf-8", "backslashreplace") for text in texts)
 
 
 def _batches(rows: Iterator[IndexRows]) -> Iterator[list[IndexRows]]:
@@ -166,37 +179,28 @@ def _writing_options() -> dict[str, Any]:
     return {
         "compression": "zstd",
         "use_dictionary": ["part"],
+        "write_statistics": ["part", *numbers],  # ids and digests are in no order
         "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
         "write_page_checksum": True,
     }
 
 
-def _id_texts(batch: Sequence[IndexRows]) -> list[bytes]:
-    """Return the ids as Parquet has them: see ``id_text``."""
-    ids = [encoded_id for rows in batch for encoded_id in rows.encoded_ids]
-    if b"".join(ids).isascii():
-        return ids
-    return [encoded_id.decode("utf-8", "backslashreplace").encode() for encoded_id in ids]
-
-
-def _to_table(
-    batch: Sequence[IndexRows], ids: Sequence[bytes], names: Sequence[str], schema: pa.Schema
-) -> pa.Table:
+def _to_table(batch: Sequence[IndexRows], names: Sequence[str], schema: pa.Schema) -> pa.Table:
     """Make a row group. Arrays come from buffers: ``pyarrow.array`` would import pandas, if it is
     installed, which takes most of a second.
     """
     import pyarrow as pa
 
-    digests = np.concatenate([rows.sha256 for rows in batch])
-    part = _to_array(pa.int32(), np.concatenate([rows.part for rows in batch]))
-    [part_names] = _to_text_arrays([name.encode() for name in names])
+    part = np.concatenate([rows.part for rows in batch])
+    first = part.min(initial=len(names))
+    part_names = _to_text_array(Texts.from_strings(names[first : part.max(initial=-1) + 1]))
     columns = [
-        pa.chunked_array(_to_text_arrays(ids), pa.string()),
-        pa.DictionaryArray.from_arrays(part, part_names),
+        pa.chunked_array([rows.ids for rows in batch], pa.string()),
+        pa.DictionaryArray.from_arrays(_to_array(pa.int32(), part - first), part_names),
         _to_array(pa.int64(), np.concatenate([rows.row for rows in batch])),
         _to_array(pa.int64(), np.concatenate([rows.residue for rows in batch])),
         _to_array(pa.int32(), np.concatenate([rows.length for rows in batch])),
-        _to_array(pa.binary(32), digests),
+        _to_array(pa.binary(32), np.concatenate([rows.sha256 for rows in batch])),
     ]
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -207,29 +211,12 @@ def _to_array(kind: pa.DataType, values: NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values.tobytes())])
 
 
-def _to_text_arrays(texts: Sequence[bytes]) -> list[pa.Array]:
-    """Return an array of texts, or several if one cannot have so many bytes."""
+def _to_text_array(texts: Texts) -> pa.StringArray:
+    """Return texts in UTF-8, of less than 2 GB in total, as an Arrow array."""
     import pyarrow as pa
 
-    max_bytes = 2**31 - 1  # in an array, whose offsets have 32 bits
-    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
-    if len(texts) > 1 and ends[-1] > max_bytes:
-        middle = len(texts) // 2
-        return [*_to_text_arrays(texts[:middle]), *_to_text_arrays(texts[middle:])]
-    offsets = np.zeros(len(texts) + 1, dtype=np.int32)
-    offsets[1:] = ends
-    buffers = [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(b"".join(texts))]
-    return [pa.Array.from_buffers(pa.string(), len(texts), buffers)]
-
-
-def digest_id(orf_id: str) -> bytes:
-    """Return a 128-bit digest of an id's text."""
-    return _digest(id_text(orf_id).encode())
-
-
-def _digest(text: bytes) -> bytes:
-    digest_bytes = 16  # two ids of 10^9 have the same digest with a probability of 10^-21
-    return blake2b(text, digest_size=digest_bytes).digest()
+    buffers = [None, pa.py_buffer(texts.bounds), pa.py_buffer(texts.letters)]
+    return pa.Array.from_buffers(pa.large_string(), len(texts), buffers).cast(pa.string())
 
 
 # The lookup
@@ -254,12 +241,49 @@ def _write_lookup(store: FeatureStore, digests: NDArray[np.uint64]) -> str:
     return sha256.hexdigest()
 
 
+def _blake2s(text: bytes) -> bytes:
+    """Return the digest that ``digest_texts`` computes."""
+    return blake2s(text).digest()[:16]
+
+
+def _blake2b(text: bytes) -> bytes:
+    return blake2b(text, digest_size=16).digest()
+
+
+_DIGESTS = {"blake2s": _blake2s, "blake2b": _blake2b}
+_EARLIER = "blake2b"  # an earlier version did not write the name
+
+
+class LookupLabel(NamedTuple):
+    """What the index says of its lookup."""
+
+    digest: str  # name of the digest of ids
+    sha256: str  # of the file
+
+    @classmethod
+    def read(cls, index: Path) -> LookupLabel:
+        """Read the label in an index.
+
+        Raises:
+            LookupError, ValueError: the index has no such label.
+        """
+        from pyarrow import parquet
+
+        metadata = parquet.read_metadata(index).metadata or {}
+        text = str(metadata[_LOOKUP.encode()], "ascii")
+        match = re.fullmatch(rf"(?:({'|'.join(_DIGESTS)}):)?([0-9a-f]{{64}})", text)
+        if match is None:
+            raise ValueError(f"{text!r} is no label of a lookup")
+        return cls(match[1] or _EARLIER, match[2])
+
+
 class Lookup:
     """Finds the position of an id. The file is mapped into memory, not read."""
 
-    def __init__(self, path: Path, n_vectors: int, sha256: str) -> None:
+    def __init__(self, path: Path, n_vectors: int, label: LookupLabel) -> None:
         self.path = path
-        self.sha256 = sha256  # as the index has it
+        self.sha256 = label.sha256
+        self._digest = _DIGESTS[label.digest]
         with open_reader(path):
             mode: Literal["r"] | None = "r" if n_vectors else None  # nothing cannot be mapped
             content: NDArray[np.uint64] = np.load(path, mmap_mode=mode, allow_pickle=False)
@@ -276,7 +300,7 @@ class Lookup:
             FeatureFileError: the lookup is corrupt.
             UsageError: several ids have the same text.
         """
-        first_half, second_half = np.frombuffer(digest_id(orf_id), dtype="<u8")
+        first_half, second_half = np.frombuffer(self._digest(id_text(orf_id).encode()), dtype="<u8")
         found: list[int] = []
         index = int(np.searchsorted(self._keys, first_half))
         while index < len(self._keys) and self._keys[index] == first_half:
@@ -319,7 +343,7 @@ class VectorIndex:
     row: NDArray[np.int64]
     residue: NDArray[np.int64]
     length: NDArray[np.int32]
-    lookup_sha256: str
+    lookup: LookupLabel
 
     @classmethod
     def read(cls, store: FeatureStore) -> VectorIndex:
@@ -343,7 +367,7 @@ class VectorIndex:
                 row=table["row"].to_numpy(),
                 residue=table["residue"].to_numpy(),
                 length=table["length"].to_numpy(),
-                lookup_sha256=_read_lookup_sha256(path),
+                lookup=LookupLabel.read(path),
             )
             index._check()
             return index
@@ -380,13 +404,6 @@ def read_columns(path: Path, names: list[str]) -> pa.Table:
 
     with path.open("rb") as handle:
         return parquet.read_table(handle, columns=names, page_checksum_verification=True)
-
-
-def _read_lookup_sha256(path: Path) -> str:
-    from pyarrow import parquet
-
-    metadata = parquet.read_metadata(path).metadata or {}
-    return str(metadata[_LOOKUP_SHA256.encode()], "ascii")
 
 
 def _part_numbers(column: pa.ChunkedArray, names: Sequence[str]) -> NDArray[np.int32]:

@@ -258,7 +258,7 @@ class Vectors:
     @cached_property
     def _lookup(self) -> Lookup:
         with explain_remedy(self.folder):
-            return Lookup(self._store.lookup, len(self), self._index.lookup_sha256)
+            return Lookup(self._store.lookup, len(self), self._index.lookup)
 
     def __contains__(self, name: object) -> bool:
         """Return True if an id has a vector."""
