@@ -454,6 +454,35 @@ def test_only_leftovers_are_swept(path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("n_files", [2, 40])
+def test_files_are_deleted_by_name(tmp_path: Path, n_files: int) -> None:
+    folder = tmp_path / "run/shards"
+    folder.mkdir(parents=True)
+    for number in range(n_files):
+        (folder / f"{number}.faa").write_text(">a")
+    (folder / "notes.txt").write_text("mine")
+    tree = SafeDir(tmp_path / "run")
+    tree.delete_files(folder, lambda name: name.endswith(".faa"))
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    tree.delete_files(tmp_path / "run/missing", lambda _: True)
+
+
+@pytest.mark.parametrize("n_files", [2, 40])
+def test_file_that_cannot_be_deleted_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_files: int
+) -> None:
+    for number in range(n_files):
+        (tmp_path / f"{number}.faa").write_text(">a")
+
+    def refuse(name: str, *, dir_fd: int) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", name)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(PermissionError) as caught:
+        SafeDir(tmp_path).delete_files(tmp_path, lambda name: name.endswith(".faa"))
+    assert Path(caught.value.filename).parent == tmp_path
+
+
 def test_leftovers_that_cannot_be_deleted_do_not_stop(tmp_path: Path) -> None:
     folders = {f".{i}.h5.0123abcd.tmp" for i in range(0, 20, 2)}
     for i in range(20):

@@ -12,6 +12,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from virnucpro.core.atomic_io import (
 from virnucpro.core.errors import OutputError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
+
+_DELETED_AT_ONCE = 8  # files
 
 
 class _NamedFile(io.FileIO):
@@ -167,9 +170,19 @@ class SafeDir:
     def delete_files(self, path: Path, is_own_file: Callable[[str], object]) -> None:
         """Delete the files in a folder whose names satisfy ``is_own_file``."""
         with suppress(*self._MISSING_FOLDER), self.open_folder(path) as folder:
-            for name in filter(is_own_file, os.listdir(folder)):  # noqa: PTH208 - of a descriptor
+
+            def delete(name: str) -> None:
                 with suppress(FileNotFoundError), _errors_with_path(path / name):
                     os.unlink(name, dir_fd=folder)
+
+            names = list(filter(is_own_file, os.listdir(folder)))  # noqa: PTH208 - of a descriptor
+            if len(names) <= _DELETED_AT_ONCE:
+                for name in names:
+                    delete(name)
+                return
+            with ThreadPoolExecutor(_DELETED_AT_ONCE, "deletion") as pool:
+                for _ in pool.map(delete, names):
+                    pass
 
     def delete_folder(self, path: Path) -> None:
         """Delete a folder if it is empty."""
