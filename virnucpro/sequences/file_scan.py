@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
@@ -116,12 +117,17 @@ class FileScan:
 
 
 class _Content:
-    """Hash a content block by block, and search it for derived names unless it is compressed."""
+    """Hash a content block by block, and search it for derived names unless it is compressed.
+
+    A second block and all that follow are hashed by a thread, while the caller reads on.
+    """
 
     def __init__(self, on_bytes: Callable[[int], None] = lambda _: None) -> None:
         self.n_bytes = 0
         self.is_packed = False
         self._digest = hashlib.sha256()
+        self._thread: ThreadPoolExecutor | None = None  # hashes all blocks but the first
+        self._pending: Future[None] | None = None  # the block that it hashes
         self._names = DerivedNameScan()
         self._on_bytes = on_bytes
 
@@ -131,14 +137,23 @@ class _Content:
             return
         if not self.n_bytes:
             self.is_packed = is_compressed(data)
+            self._digest.update(data)
+        else:
+            self._wait()
+            self._thread = self._thread or ThreadPoolExecutor(1, "hash")
+            self._pending = self._thread.submit(self._digest.update, data)
         self.n_bytes += len(data)
-        self._digest.update(data)
         if not self.is_packed:
             self._names.scan(data)
         self._on_bytes(self.n_bytes)
 
+    def _wait(self) -> None:
+        if self._pending is not None:
+            self._pending.result()
+
     @property
     def sha256(self) -> str:
+        self._wait()
         return self._digest.hexdigest()
 
     @property
