@@ -28,12 +28,12 @@ OUTPUT_PAGE = ROOT / "docs/OUTPUT.md"
 GPU_PAGE = ROOT / "docs/GPU_OPTIMIZATION.md"
 # options of other programs, and of our scripts and tests
 FOREIGN_OPTIONS = """
-    --array --bases --chaos-seed --configfile --cores --deepmicroclass --dependency --dry-run
-    --force-reinstall --genomad --gpu-bind --gres --hypothesis-profile --index-url --jaeger --jobs
-    --kraken2 --kraken2-database --logdir --mem --nnodes --no-deps --no-python --nproc-per-node
-    --nv --outliers --output --parsable --parts --rdzv-backend --rdzv-endpoint --records --repeats
-    --rounds --run --shards --silent --slurm-no-account --slurm-status-command --snakefile --speed
-    --tokens --workers --wrap
+    --array --bases --chaos-seed --configfile --cores --deepmicroclass --dependency --devices
+    --dilation --dry-run --force-reinstall --genomad --gpu-bind --gres --helpers
+    --hypothesis-profile --index-url --jaeger --jobs --kraken2 --kraken2-database --logdir --mem
+    --nnodes --no-deps --no-python --nproc-per-node --nv --outliers --output --parsable --parts
+    --rdzv-backend --rdzv-endpoint --records --repeats --rounds --run --shards --silent
+    --slurm-no-account --slurm-status-command --snakefile --speed --tokens --workers --wrap
 """
 OTHER_OUTPUTS = {"DIR", "localflock", "manifest"}  # the last two of mount and of manifest
 VARIABLE = re.compile(r": |(?:https://)?\.\.\.|\bN\b|\bDIR\b|\bSIGKILL\b")  # in a message
