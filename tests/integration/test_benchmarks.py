@@ -63,6 +63,21 @@ def test_poison_is_compared_with_a_clean_run():
     assert rows[0].ratio == 1 and min(row.cpu_seconds for row in rows) > 0
 
 
+@pytest.mark.parametrize("options", [(), ("--keep-vectors",)])
+def test_cluster_is_computed_from_measured_tasks(options):
+    sizes = ("--workers", "1,4", "--bases", "60000", "--reads", "100000000")
+    answer = subprocess.run(
+        [sys.executable, MEASURE, "cluster", *sizes, *options],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    one, four = map(json.loads, answer.stdout.splitlines()[1:])
+    assert (one["workers_worth"], one["n_reads"]) == (1.0, 100_000_000)
+    assert one["n_slices"] == four["n_slices"] > 1_000
+    assert one["work_seconds"] == pytest.approx(4 * four["work_seconds"], rel=0.1)
+
+
 def test_smoothing_helps_int8_with_outliers():
     """e4m3 rounds a number by its own size, so a channel's scale hardly matters."""
     *emulated, int8 = compare_smoothing("tiny", TINY, 200, outlier=32.0)
