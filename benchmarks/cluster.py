@@ -89,7 +89,6 @@ def simulate_clusters(
 
     Half of them are run as well, to separate the cost per run from the cost per read.
     """
-
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # others would take CPU time to wait
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
 

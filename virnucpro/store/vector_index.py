@@ -251,7 +251,6 @@ def _blake2b(text: bytes) -> bytes:
 
 
 _DIGESTS = {"blake2s": _blake2s, "blake2b": _blake2b}
-_EARLIER = "blake2b"  # an earlier version did not write the name
 
 
 class LookupLabel(NamedTuple):
@@ -274,7 +273,7 @@ class LookupLabel(NamedTuple):
         match = re.fullmatch(rf"(?:({'|'.join(_DIGESTS)}):)?([0-9a-f]{{64}})", text)
         if match is None:
             raise ValueError(f"{text!r} is no label of a lookup")
-        return cls(match[1] or _EARLIER, match[2])
+        return cls(match[1] or "blake2b", match[2])  # an earlier version wrote no name
 
 
 class Lookup:
